@@ -349,8 +349,8 @@ def _check_counters(signature: Signature, name: str) -> None:
         leaves = () if at is None else written[ends[at] : ends[at + 1]]
         if any(isinstance(leaf, ConstantOutput) and type(leaf.value) in (int, float) for leaf in leaves):
             raise UnsupportedSideEffectError(
-                f"`{name}` writes {write.path}, a number that changes in each call, which a function without guards "
-                "can't repeat. Count outside, in a tensor, or compile it with aot_module or aot_function."
+                f"`{name}` writes {write.path}, a number that changes in each call; a function without guards can't "
+                "repeat the write. Count outside, in a tensor, or compile it with aot_module or aot_function."
             )
 
 
@@ -480,14 +480,14 @@ def _converted(index: int, value: Any, config: Any, mode: FakeTensorMode, env: A
     if not isinstance(value, torch.Tensor):
         if is_opaque(value):
             raise UnsupportedError(
-                f"input {index} is a {_class_name(value)}, an opaque object, which can't be captured. Let the function "
-                "reach it by itself, or keep the operators that take it outside."
+                f"input {index} is a {_class_name(value)}, an opaque object, which can't be captured. Let the "
+                "function reach it by itself, or keep operators on the object outside the function."
             )
         return value
     if isinstance(value, FakeTensor):
         if value.fake_mode is not mode:
             raise UnsupportedTensorError(
-                f"input {index} is a fake tensor of another fake mode. Make all fakes under one mode."
+                f"input {index} is a fake tensor of a second fake mode. Make all fakes under a single mode."
             )
         return value
     if is_wrapper_subclass(value):

@@ -37,7 +37,7 @@ Decompositions = Mapping[Any, Callable[..., Any]] | None
 
 @dataclasses.dataclass
 class BackwardSignature:
-    """Which outputs are gradients of what, and which one is the loss; by the names of their nodes."""
+    """The outputs that are gradients, each with its input, and the loss; by the names of their nodes."""
 
     gradients_to_parameters: dict[str, str]
     gradients_to_user_inputs: dict[str, str]
@@ -102,7 +102,7 @@ def aot_export_module(
     if pre_dispatch and trace_joint:
         raise RuntimeError("operators above autograd have no backward in a graph: pass trace_joint=False")
     if trace_joint and output_loss_index is None:
-        raise RuntimeError("output_loss_index says which result is the loss: it must be given for a joint graph")
+        raise RuntimeError("a joint graph needs output_loss_index, the position of the loss among the results")
     make_code(mod)
     args = tuple(args)
     call = flatten_call(mod.forward, args, kwargs or {})
@@ -154,7 +154,9 @@ def aot_export_joint_simple(
     if any(
         getattr(info, "input", None) is not None or getattr(info, "steps", ()) for info in signature.structure.outputs
     ):
-        raise UnsupportedError("aot_export_joint_simple takes functions that return no argument and no view of one")
+        raise UnsupportedError(
+            "aot_export_joint_simple takes functions that return neither arguments nor views of arguments"
+        )
     writer = _JointWriter(joint, "primals_{}" if trace_joint else "arg{}_1", first=int(trace_joint))
     module = writer.module(gradients=trace_joint, tangents=trace_joint)
     if not trace_joint:
@@ -192,7 +194,7 @@ def _capture(
     checks = any(not isinstance(check.op, OpOverload) for check in s.stops.checks)
     what = "takes or returns wrapper subclasses of tensors" if s.has_wrappers else inexpressible(s, checks=checks)
     if what:
-        raise UnsupportedError(f"`{name}` can't be exported as one graph: it {what}")
+        raise UnsupportedError(f"`{name}` can't be exported as a single graph: it {what}")
     slots = [str(i.slot) for i in s.inputs if i.argument is None and not isinstance(i.slot, (Param, Buffer))]
     if slots:
         raise UnsupportedError(f"`{name}` reaches {', '.join(slots)} by itself: make them buffers, or arguments")
@@ -205,7 +207,7 @@ def inexpressible(s: Signature, *, checks: bool) -> str:
     branches = "; ".join(dict.fromkeys(decision.where for decision in s.stops.decisions))
     rows = (
         ("changes sizes of its arguments in place", s.reshaped or s.swapped),
-        ("writes to an argument that shares memory with another", s.structure.shared_memory),
+        ("writes to an argument that shares memory with a second argument", s.structure.shared_memory),
         (f"runs Python in each call ({s.stops.in_python})", s.stops.in_python),
         (f"branches on values of tensors (by `if`, a loop or the like; use `torch.cond`: {branches})", branches),
         ("checks values of tensors", checks),
@@ -242,9 +244,9 @@ class _JointWriter:
         info = outputs.structure.outputs[index] if 0 <= index < len(outputs.structure.outputs) else None
         position = info.output if isinstance(info, Handle) and not info.steps else None
         if position is None or position not in outputs.gradients.differentiable:
-            raise RuntimeError(f"the result at {index}, which is to be the loss, requires no gradients")
+            raise RuntimeError(f"the result at {index}, named as the loss, requires no gradients")
         if outputs.graph_outputs.specs[position].shape not in ((), (1,)):
-            raise RuntimeError(f"the result at {index}, which is to be the loss, is no scalar")
+            raise RuntimeError(f"the result at {index}, named as the loss, is no scalar")
         others = [str(outputs.graph_outputs.slots[i]) for i in outputs.gradients.differentiable if i != position]
         if others:
             raise RuntimeError(f"{', '.join(others)} require gradients, too: detach all results but the loss")

@@ -325,9 +325,9 @@ def explain_recompiles(fn: Any) -> Recompiles:
     """
     dispatcher = getattr(fn, "foregrad", None)
     if not isinstance(dispatcher, Dispatcher):
-        instead = f"foregrad.explain_recompiles takes what foregrad.compile returned, not {described(fn)}"
+        instead = f"foregrad.explain_recompiles takes a result of foregrad.compile, not {described(fn)}"
         if hasattr(fn, "get_compiler_config"):
-            instead += ', which torch.compile made (TORCH_LOGS="recompiles" shows why that recompiles)'
+            instead += ', made by torch.compile (TORCH_LOGS="recompiles" shows why it recompiles)'
         raise TypeError(instead)
     return dispatcher.recompiles()
 
@@ -394,7 +394,7 @@ def partition(
         0
     """
     if not isinstance(joint, JointGraph):
-        raise TypeError(f"foregrad.partition splits what foregrad.capture returned, not {described(joint)}")
+        raise TypeError(f"foregrad.partition takes a result of foregrad.capture, not {described(joint)}")
     with without_fake_mode():
         return pipeline_for(backend="nop", partition=policy, memory_budget=memory_budget).split(joint)
 
@@ -410,11 +410,11 @@ _OF_INDUCTOR = (
 )
 # Keywords of torch.compile's and of others' -> what to write.
 _ELSEWHERE = {
-    "fullgraph": "foregrad has one graph for a function, or runs it eagerly; for an error in place of that, write "
+    "fullgraph": "foregrad makes a single graph of a function, or runs the call eagerly; for an error instead, write "
     'on_unsupported="raise"',
     "mode": _OF_INDUCTOR.format("mode"),
     "options": _OF_INDUCTOR.format("options"),
-    "disable": "call the function itself, or mark a part of it with foregrad.eager_region",
+    "disable": "call the function itself, or mark a part with foregrad.eager_region",
     "model": "the model comes first, without a name: foregrad.compile(model)",
     "fn": "the function comes first, without a name: foregrad.compile(fn)",
     "fw_compiler": "write backend=(fw_compiler, bw_compiler), or call foregrad.aot_function",
@@ -439,7 +439,7 @@ def check_arguments(
     if on_unsupported not in (None, "eager", "raise"):
         raise ValueError(f"on_unsupported is 'eager' or 'raise', not {on_unsupported!r}")
     if regions not in (True, False, "auto"):
-        raise ValueError(f"regions is True (whatever repeats), False or 'auto' (where it pays), not {regions!r}")
+        raise ValueError(f"regions is True (all parts that repeat), False or 'auto' (where it pays), not {regions!r}")
     if isinstance(target, str):
         raise TypeError(
             f"foregrad.compile compiles a function or a module, not {target!r}. If that is a backend, write "

@@ -178,7 +178,7 @@ class _Variables:
         self.fn = fn
         self.name = getattr(fn, "__name__", type(fn).__name__)
         if argnums is None and not isinstance(fn, torch.nn.Module):
-            raise TypeError(f"argnums=None is for a module, by whose parameters to differentiate; {self.name} is none")
+            raise TypeError(f"argnums=None differentiates by the parameters of a module; {self.name} is no module")
         self.single = isinstance(argnums, int)
         self.argnums: tuple[int, ...] | None = None
         if argnums is not None:
@@ -197,7 +197,10 @@ class _Variables:
             for leaf in leaves:
                 if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
                     what = f"a tensor of {leaf.dtype}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-                    raise TypeError(f"argument {number} of `{self.name}` holds {what}, which has no gradient")
+                    raise TypeError(
+                        f"argument {number} of `{self.name}` holds {what}: only floating-point and complex tensors "
+                        "have gradients"
+                    )
             fresh = [_variable(leaf, keep) for leaf in leaves]
             new[number] = tree.unflatten(fresh)
             variables += fresh

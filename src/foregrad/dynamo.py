@@ -88,7 +88,7 @@ def foregrad_backend(
     """
     mode = others.pop("mode", None)
     if others:
-        raise BackendError(f"torch.compile passed {_quoted(others)}, which the backend `foregrad` does not take")
+        raise BackendError(f"torch.compile passed {_quoted(others)}; the backend `foregrad` does not take it")
     settings = _options(options or {}, mode)
     check = settings.pop("check", config.check)
     on_unsupported = settings.pop("on_unsupported", None) or config.on_unsupported
@@ -135,7 +135,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     """A graph of Dynamo's compiled as a function of its inputs, one by one."""
     dynamo.skip_foregrad()
     if dynamo.of_compiled_autograd(example_inputs):
-        _tell_eager("belongs to compiled autograd, which compiles backwards while they run")
+        _tell_eager("belongs to compiled autograd (backwards compiled at their run)")
         return gm.forward
     if isinstance(gm, fx.GraphModule) and has_lost_marks(gm):
         _tell_eager("has lost the `mark_dirty` of a custom Function (not from PyTorch 2.13 on)")
@@ -208,7 +208,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
 
 def _skip() -> Exception:
     _, skip = dynamo.restarts()
-    return skip("the frame runs eagerly: its graph does not do what its code does")
+    return skip("the frame runs eagerly: its graph and its code have different effects")
 
 
 def _tell_eager(reason: str) -> None:
@@ -216,7 +216,7 @@ def _tell_eager(reason: str) -> None:
     message = f"a graph of Dynamo's {reason}: foregrad does not compile it."
     if config.on_unsupported == "raise":
         raise UnsupportedError(message)
-    _once[reason].warn(f"{message} Such graphs run eagerly: the results are eager's, only not compiled.")
+    _once[reason].warn(f"{message} Graphs like this run eagerly: the results are eager's, only not compiled.")
 
 
 _once: dict[str, OneWarning] = defaultdict(OneWarning)
@@ -379,7 +379,7 @@ class AotAutograd:
         def call(*args: Any) -> Any:
             flat, structure = flatten(args)
             if structure != tree:
-                raise BackendError("the inputs' containers have another structure than those that were compiled for")
+                raise BackendError("the structure of the inputs' containers differs from the compiled call's")
             del args
             return compiled(*flat)
 

@@ -205,7 +205,7 @@ def _told(run: _Compilation, what: str, verb: str) -> Iterator[None]:
         if done.wait(_AFTER_S if is_compilation else _AFTER_S / 2):
             return
         said.set()
-        why = " (once for calls of this kind)" if is_compilation else ""
+        why = " (first call with these inputs)" if is_compilation else ""
         print(f"foregrad: {verb} `{what}`{why} ...", file=out, flush=True)
         while is_terminal and not done.wait(_EVERY_S):
             out.write(f"\r\x1b[Kforegrad: {run.described()[:100]} ({time.perf_counter() - run.begin:.0f} s so far)")

@@ -244,7 +244,7 @@ def test_what_a_marked_function_reads_is_guarded():
 
 
 def test_a_class_is_not_marked():
-    with pytest.raises(TypeError, match="Mark a class's `forward`"):
+    with pytest.raises(TypeError, match="Mark the `forward` of a class"):
         foregrad.region(nn.Linear)
 
 

@@ -69,7 +69,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(store, said, mode):
     assert store.read(KEYS[0]) is None
     store.write(KEYS[1], ABOUT, 1)
     assert store.read(KEYS[1]) is None
-    assert "written by others" in store.refused()
+    assert "writable by other users" in store.refused()
     assert len(said()) == 2  # one for reading, one for writing, however often
     os.chmod(store.folder, 0o755)
     assert store.refused() is None
@@ -81,15 +81,15 @@ def test_a_file_that_others_may_write_to_is_not_read(store, said):
     store.write(KEYS[0], ABOUT, 1)
     os.chmod(store.path(KEYS[0]), 0o666)
     assert store.read(KEYS[0]) is None
-    assert "written by others" in said()[0]
-    assert "written by others" in store.entries()[0].fault
+    assert "writable by other users" in said()[0]
+    assert "writable by other users" in store.entries()[0].fault
 
 
 def test_what_belongs_to_another_user_is_not_read(store, said, monkeypatch):
     store.write(KEYS[0], ABOUT, 1)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert store.read(KEYS[0]) is None
-    assert "another user" in said()[0]
+    assert "a different user" in said()[0]
 
 
 def test_links_and_folders_in_the_place_of_entries_are_not_read(store, tmp_path, said):
@@ -127,7 +127,7 @@ def test_an_entry_under_another_key_is_told(store, said):
     store.write(KEYS[0], ABOUT, 1)
     os.rename(store.path(KEYS[0]), store.path(KEYS[1]))
     assert store.read(KEYS[1]) is None
-    assert "another key" in said()[0]
+    assert "a different key" in said()[0]
 
 
 def test_the_entries_used_longest_ago_go_first(tmp_path):
@@ -302,4 +302,4 @@ def test_the_command_lists_checks_and_clears(store, command):
     os.chmod(store.folder, 0o777)
     status, _, said = command("ls")
     assert status == 1
-    assert "written by others" in said
+    assert "writable by other users" in said

@@ -70,7 +70,7 @@ def test_fakes_stay_and_those_of_another_mode_are_refused():
     mode = symbolic_mode()
     fake = dynamic_fake(mode, torch.ones(3, 4), 0)
     assert process_inputs([fake], AOTConfig(), mode, mode.shape_env)[0] is fake
-    with pytest.raises(foregrad.errors.UnsupportedTensorError, match="input 0 is a fake tensor of another"):
+    with pytest.raises(foregrad.errors.UnsupportedTensorError, match="input 0 is a fake tensor of a second"):
         process_inputs([fake], AOTConfig(), FakeTensorMode(), None)
 
 

@@ -268,7 +268,7 @@ def test_all_parts_that_run_eagerly_are_found_at_once(capsys):
     assert [part.name for part in found.eager] == ["1.spread", "2.spread", "3"]
     assert all(part.seconds > 0 for part in found.eager)
     assert "NumPy" in found.eager[0].reason
-    assert found.eager[0].change.startswith("Use PyTorch's own functions there")
+    assert found.eager[0].change.startswith("Use PyTorch's own functions")
     assert "seeds" in found.eager[2].reason
     (said,) = found.advice
     assert "`1.spread`, `2.spread`, `3`" in said.text
@@ -362,7 +362,7 @@ def test_it_prints_as_text_for_rich_and_for_notebooks(capsys, monkeypatch):
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=160, file=io.StringIO())
     console.print(found)
-    assert "what a step takes" in console.file.getvalue()
+    assert "cost of a step" in console.file.getvalue()
 
 
 def test_json_has_the_fields():
@@ -453,7 +453,7 @@ def test_a_cache_in_a_library_is_named_with_the_line_that_defines_its_function(t
     (part,) = explain(library_that_warns.Net(), torch.ones(2)).eager
     assert f"`warn_once` at {file}:3 in warn_once" in part.reason
     assert str(file) in part.line
-    assert part.change == "Call it with the same arguments in each call, or outside."
+    assert part.change == "Call it with equal arguments in each call, or outside."
 
 
 # ------------------------------------------------------------------------------------------------ what is said is so

@@ -87,7 +87,7 @@ def test_a_step_that_keeps_its_state_in_buffers():
 
 def test_an_optimizer_without_its_state_yet():
     _, step = training(OPTIMIZERS["momentum"], warm=False)
-    with pytest.raises(UnsupportedSideEffectError, match=r"items optimizer\.state has"):
+    with pytest.raises(UnsupportedSideEffectError, match=r"items in optimizer\.state"):
         foregrad.export(step, batch(0))
 
 
@@ -97,7 +97,9 @@ def test_an_optimizer_that_counts_in_python():
     loaded = loaded_again(foregrad.export(step, batch(0)))
     _, eager = training(lambda p: torch.optim.Adam(p))
     assert torch.equal(loaded(*batch(0)), eager(*batch(0)))
-    with pytest.raises(ArtifactCallError, match=r"a value that is read at .*must be the value at export.*as a tensor"):
+    with pytest.raises(
+        ArtifactCallError, match=r"a value that is read at .*must be equal to the value at export.*a tensor"
+    ):
         loaded(*batch(1))
 
 

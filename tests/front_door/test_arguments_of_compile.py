@@ -79,7 +79,7 @@ def test_a_slow_compilation_is_said_on_a_terminal(monkeypatch):
     assert said(io.StringIO(), None) == ""
     assert said(Terminal(), False) == ""
     for text in (said(Terminal(), None), said(io.StringIO(), True), said(cell_output(), None)):
-        assert text.count("foregrad: compiling `<lambda>` (once for calls of this kind) ...") == 1
+        assert text.count("foregrad: compiling `<lambda>` (first call with these inputs) ...") == 1
         assert "` took" in text
 
 
@@ -136,14 +136,17 @@ def doubled(x):
         ),
         (lambda: foregrad.explain(torch.ones(1000)), r"foregrad.explain takes a function .* shape \(1000,\)$"),
         (lambda: foregrad.verify(torch.ones(1000)), r"foregrad.verify takes a function .* shape \(1000,\)$"),
-        (lambda: foregrad.partition(doubled), "splits what foregrad.capture returned, not doubled$"),
+        (lambda: foregrad.partition(doubled), "takes a result of foregrad.capture, not doubled$"),
         (lambda: foregrad.mark_dynamic(3, 0), "a dimension of a tensor, not of 3$"),
         (lambda: setattr(foregrad.config, "full_tracback", True), r"`full_tracback` \(did you mean `full_tracebacks`"),
         (lambda: foregrad.config.recompile_limits, r"`recompile_limits` \(did you mean `recompile_limit`"),
         (lambda: foregrad.export(nn.Linear(4, 2), torch.randn(2, 4)), r"args is a tuple .*export\(model, \(x,\)\)"),
         (lambda: foregrad.compile(doubled, partition="mincut"), "`mincut` .did you mean `min_cut`.*budget"),
-        (lambda: foregrad.explain_recompiles(torch.compile(nn.Linear(2, 2))), "a module of class Linear, which torch"),
-        (lambda: foregrad.explain_recompiles(torch.compile(doubled)), "doubled, which torch.compile made.*TORCH_LOGS"),
+        (
+            lambda: foregrad.explain_recompiles(torch.compile(nn.Linear(2, 2))),
+            "a module of class Linear, made by torch",
+        ),
+        (lambda: foregrad.explain_recompiles(torch.compile(doubled)), "doubled, made by torch.compile.*TORCH_LOGS"),
         (lambda: foregrad.explain_recompiles(nn.Sequential(nn.ReLU())), "not a module of class Sequential$"),
     ],
 )

@@ -116,7 +116,7 @@ def test_recompiles_are_logged(caplog):
 
 
 def test_only_what_foregrad_compiled_is_explained():
-    with pytest.raises(TypeError, match=r"takes what foregrad\.compile returned, not nothing"):
+    with pytest.raises(TypeError, match=r"takes a result of foregrad\.compile, not nothing"):
         foregrad.explain_recompiles(nothing)
 
 

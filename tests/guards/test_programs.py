@@ -657,7 +657,7 @@ def test_what_no_later_call_could_agree_with_is_refused(function, said):
 
 def test_a_gradient_that_is_an_argument_as_well_is_refused():
     weight = with_grad()
-    with pytest.raises(foregrad.errors.UnsupportedError, match="which is used as well"):
+    with pytest.raises(foregrad.errors.UnsupportedError, match="and both are used"):
         foregrad.compile(lambda x: x * weight.grad, backend="eager")(weight.grad)
 
 

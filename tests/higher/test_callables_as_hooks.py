@@ -535,7 +535,7 @@ def test_a_hook_looks_at_what_is_there_when_it_runs(program, callable_):
 def test_a_hook_on_a_node_that_looks_at_state_runs_eagerly_by_name():
     box = Box(3.0)
     compiled = foregrad.compile(lambda x: after_node(x, box), backend="eager", on_unsupported="eager")
-    with pytest.warns(ForegradWarning, match="put on a tensor or a node at .* looks at Python's state"):
+    with pytest.warns(ForegradWarning, match="put on a tensor or a node at .* reads Python state"):
         compiled(point())
 
 

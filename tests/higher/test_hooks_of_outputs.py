@@ -276,7 +276,7 @@ def test_a_gradient_inside_by_an_input_with_hooks_is_refused():
     positions, edges = leaf(3), leaf(3)
     compiled(positions, edges)
     handle = positions.register_hook(lambda g: g * 2)
-    with pytest.raises(UnsupportedError, match="There are hooks"):
+    with pytest.raises(UnsupportedError, match="The input has hooks"):
         compiled(positions, edges)
     handle.remove()
     torch.testing.assert_close(compiled(positions, edges), energy_and_forces(positions, edges))

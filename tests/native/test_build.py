@@ -41,7 +41,7 @@ def test_no_compiler_or_one_that_fails(monkeypatch, tmp_path, compiler, capsys):
     assert not list(tmp_path.iterdir()), "nothing is left behind"
     assert cli.main(["build-native", "--folder", str(tmp_path)]) == 1
     start, line = capsys.readouterr().err.splitlines()
-    assert start.endswith("half a minute ...")
+    assert start.endswith("(half a minute) ...")
     assert line.startswith("not built, so calls go through Python: ")
 
 

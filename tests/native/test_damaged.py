@@ -47,7 +47,7 @@ def test_more_bytes(library, more):
 def test_a_hole_of_zeros(library):
     content = library.read_bytes()
     library.write_bytes(content[:1000] + bytes(4000) + content[5000:])
-    assert "not what was built" in building.fault_of(library)
+    assert "changed since the build" in building.fault_of(library)
 
 
 def test_for_another_build_of_the_same_version(library, monkeypatch, tmp_path):
@@ -55,7 +55,7 @@ def test_for_another_build_of_the_same_version(library, monkeypatch, tmp_path):
     other.mkdir()
     (other / "version.py").write_text("__version__ = '2.13.0'\ngit_version = 'another'\n")
     monkeypatch.setattr(building, "find_torch", lambda: (other, "2.13.0"))
-    assert "another build of PyTorch" in building.fault_of(library)
+    assert "a different build of PyTorch" in building.fault_of(library)
 
 
 @pytest.mark.parametrize("place", ["file", "folder"])
@@ -68,7 +68,7 @@ def test_that_everybody_may_write_to(library, place):
 @pytest.mark.parametrize("place", ["file", "folder"])
 def test_of_another_user(library, place):
     os.chown(library if place == "file" else library.parent, 12345, -1)
-    assert "another user" in building.fault_of(library)
+    assert "a different user" in building.fault_of(library)
 
 
 def test_a_link_is_judged_by_where_it_leads(library, tmp_path):
@@ -106,7 +106,7 @@ if found is not None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         y = foregrad.compile(lambda x: x * 2, backend="eager")(torch.ones(2, requires_grad=True))
-    assert ["a part of it is missing" in str(w.message) for w in told] == [True], told
+    assert ["a part is missing" in str(w.message) for w in told] == [True], told
     assert y.grad_fn.name() == "CompiledFunctionBackward"
 """
     (tmp_path / "script.py").write_text(script)

@@ -279,7 +279,7 @@ def f(x0):
 
 refusal(
     "a row of an expanded tensor is written",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
     """
 def make_args():
     a0 = torch.randn((1, 1, 2)).expand((2, 1, 2))
@@ -451,7 +451,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a write by strides reaches memory that no argument has",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
     """
 def make_args():
     return (torch.randn(4, 3)[1:-1],)

@@ -153,7 +153,7 @@ def f(x0):
 
 refusal(
     "dropout in place past an argument's edges",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
     """
 def make_args():
     a0 = torch.randn((6,), dtype=torch.float32)[1:-1]
@@ -186,7 +186,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a write past an argument's edges through a detached view",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
     """
 def make_args():
     a0 = torch.randint(-3, 4, (8,), dtype=torch.int32)[1:-1]
@@ -294,7 +294,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a view taken before its base is marked as requiring grad",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((2, 1, 2), dtype=torch.float32)
@@ -400,7 +400,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "pieces of an argument that is a view, which is marked afterwards",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float64).expand((2, 3))
@@ -470,7 +470,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "a view of an intermediate that is marked afterwards",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((4, 3), dtype=torch.float32)[1:-1]

@@ -178,7 +178,7 @@ def f(x0, x1):
 
 refusal(
     "a view is taken between two writes to what is marked later",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((2, 2), dtype=torch.float32)

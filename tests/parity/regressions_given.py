@@ -29,7 +29,7 @@ def f(x0, x1, x2):
 
 refusal(
     "an argument that is as_strided past the edges of a view is written",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32).expand((1, 3))).detach().requires_grad_() * 1
@@ -208,7 +208,7 @@ def f(x0, x1):
 
 refusal(
     "a view made under no_grad is viewed once its base is detached",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a1 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_()
@@ -226,7 +226,7 @@ def f(x0):
 
 refusal(
     "an expanded leaf is written after a view of it was taken",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
     """
 def make_args():
     a1 = (torch.randn((1, 2, 2), dtype=torch.float64).expand((3, 2, 2))).detach().requires_grad_()
@@ -332,7 +332,7 @@ def f(x0, x1):
 
 refusal(
     "parts are taken of a leaf between detach_ and a mark",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a1 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_()
@@ -424,7 +424,7 @@ def f(x0, x1, x2):
 
 refusal(
     "parts of marked data are returned",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((3, 2, 2), dtype=torch.float32)
@@ -444,7 +444,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "a part taken under no_grad is viewed once its base is marked",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((2, 1, 2), dtype=torch.float32)
@@ -504,7 +504,7 @@ def f(x0):
 
 refusal(
     "a window past the elements of a conjugate is written",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.complex64)[::3].conj()
@@ -535,7 +535,7 @@ def f(x0):
 
 refusal(
     "a window past the edges of a part is reshaped",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
     """
 def make_args():
     a1 = (torch.randn((3, 2, 2), dtype=torch.float64)).detach().requires_grad_() * 1
@@ -552,7 +552,7 @@ def f(x0):
 
 refusal(
     "numbers of another dtype are marked, and a view of them is returned",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randint(-3, 4, (4,), dtype=torch.int64)
@@ -589,7 +589,7 @@ def f(x0, x1):
 
 refusal(
     "a window of an argument is returned, and that detached and marked",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((2, 3), dtype=torch.complex64)

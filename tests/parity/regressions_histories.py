@@ -146,7 +146,7 @@ def f(x0):
 
 refusal(
     "a view of a view that is made a leaf",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((3, 2, 2), dtype=torch.complex64)
@@ -251,7 +251,7 @@ def f(x0):
 
 refusal(
     "a view taken between two detaches",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     return (torch.randn((2, 3), requires_grad=True),)
@@ -309,7 +309,7 @@ def f(x0):
 
 refusal(
     "a view is taken between a write and one through `.data`, and what it is of is marked then",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     return (torch.randn(3, 2),)
@@ -327,7 +327,7 @@ def f(x):
 
 refusal(
     "a view of a view made under no_grad is taken once its base requires no grad any more, before that is written",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     return (torch.randn((3, 2)).requires_grad_(),)

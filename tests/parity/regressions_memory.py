@@ -160,7 +160,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a view by strides that leaves the view it is taken of, which is written",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
     """
 def make_args():
     a0 = (torch.randn((4, 3), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
@@ -238,7 +238,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "a list with a view twice",
-    "of one of the writes only",
+    "of only one write",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -256,7 +256,7 @@ def f(x0):
 
 refusal(
     "resized, marked and differentiated",
-    "and gradients flow",
+    "need a gradient",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.complex64)

@@ -139,7 +139,7 @@ def f(x0):
 
 refusal(
     "a view taken before its base is marked, beside one taken before a write",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((6,), dtype=torch.float32)
@@ -208,7 +208,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "a tensor is resized, a view of it is taken, and it is made to require grad",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float32)
@@ -226,7 +226,7 @@ def f(x0):
 
 refusal(
     "several views made at once of memory that is detached, marked, and no argument's any more",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_() * 1

@@ -10,7 +10,7 @@ refusal = VIEWS.refusal
 
 refusal(
     "a view of a view of an argument is taken before that one is marked, and returned after it",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a2 = torch.randn((6,), dtype=torch.float32)
@@ -290,7 +290,7 @@ def f(x0):
 
 refusal(
     "a view is taken between a write and a mark, and the argument used then",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     return (torch.randn(6), torch.randn(6))
@@ -363,7 +363,7 @@ def f(x0, x1):
 
 refusal(
     "a view of a marked view is written under no_grad",
-    "made to require grad, or not to, in place",
+    "`requires_grad` of its base changes in place",
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float32)
@@ -416,7 +416,7 @@ def f(x0, x1):
 
 refusal(
     "a window of bytes begins before the argument that it is of",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
     """
 def make_args():
     a0 = torch.randn((3, 3), dtype=torch.float32)[1:-1]

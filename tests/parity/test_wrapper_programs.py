@@ -11,7 +11,7 @@ REFUSALS = (
     "the gradient by it would miss",
     "puts a hook on ",
     "runs eagerly and can't be captured",
-    "goes past the edges of what it is taken of",
+    "goes past the edges of its source",
 )
 
 

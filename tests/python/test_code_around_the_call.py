@@ -201,7 +201,7 @@ def of_a_traceback(x):
         return x * (2 if is_first(error.__traceback__.tb_frame.f_back) else 9)
 
 
-LOOKS = "looks at the code that calls it|calls `sys._getframe`"  # without the C++ part it is not told how far
+LOOKS = "reads its caller's frames|calls `sys._getframe`"  # without the C++ part it is not told how far
 FRAMES = [of_getframe, of_back, of_currentframe, of_variables, of_stack, of_extracted, of_lines, of_a_traceback]
 
 

@@ -183,7 +183,7 @@ def _knows_only_real_tensors(x):
 @pytest.mark.parametrize(
     ("function", "cause"),
     [
-        (_scales_by_hand, "PyTorch refuses this for the tensors of a capture, which have neither values nor memory"),
+        (_scales_by_hand, "PyTorch refuses this for the tensors of a capture: they have neither values nor memory"),
         (_knows_only_real_tensors, "the code there does not take the tensors of a capture"),
     ],
 )
@@ -337,7 +337,7 @@ def test_a_window_is_compiled_once_it_is_full():
 
     expected, module = Windowed(), Windowed()
     compiled = foregrad.compile(module, backend="eager", on_unsupported="eager")
-    with pytest.warns(ForegradWarning, match="how many items"):
+    with pytest.warns(ForegradWarning, match="the number of items in"):
         for n in range(9):
             x = torch.full((2,), float(n))
             assert torch.equal(compiled(x), expected(x))
@@ -355,7 +355,7 @@ def test_a_list_that_goes_on_growing_is_not_captured_again_and_again():
         return x * len(made)
 
     compiled = foregrad.compile(growing, backend="eager", on_unsupported="eager")
-    with pytest.warns(ForegradWarning, match="how many items"):
+    with pytest.warns(ForegradWarning, match="the number of items in"):
         found = [compiled(torch.ones(1)).item() for _ in range(12)]
     assert found == [float(n) for n in range(1, 13)]
     assert foregrad.explain_recompiles(compiled).eager_calls >= 11

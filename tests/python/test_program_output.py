@@ -305,7 +305,7 @@ def _logs_text(x):
 @pytest.mark.parametrize("function", [_says_a_float, _logs_text])
 def test_text_of_a_value_is_no_graph_for_each(function, said):
     compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
-    with pytest.warns(ForegradWarning, match="each value is a graph of its own"):
+    with pytest.warns(ForegradWarning, match="each value needs its own graph"):
         for n in range(5):
             compiled(torch.full((2,), float(n)))
     assert "".join(said()) == "".join(f"total {4.0 * n}\n" for n in range(5))
@@ -477,7 +477,7 @@ def test_the_line_of_a_print_of_a_tensor_is_the_programs():
         print(x.detach())
         return x.sin()
 
-    with pytest.warns(ForegradWarning, match=r"the text of a tensor .* is asked for at [^ ]*test_program_output\.py:"):
+    with pytest.warns(ForegradWarning, match=r"the text of a tensor .* is read at [^ ]*test_program_output\.py:"):
         foregrad.compile(f, backend="eager", on_unsupported="eager")(torch.ones(2))
 
 

@@ -149,7 +149,7 @@ def test_one_that_is_differentiated_twice_is_a_region_no_more():
     x = torch.arange(3.0, requires_grad=True)
     (gradient,) = torch.autograd.grad(compiled(x), x)
     assert torch.equal(gradient, x.cos())
-    with pytest.raises(foregrad.errors.UnsupportedOpError, match="from now on such calls run eagerly"):
+    with pytest.raises(foregrad.errors.UnsupportedOpError, match="from now on calls like this run eagerly"):
         torch.autograd.grad(compiled(x), x, create_graph=True)[0].sum().backward()
     with pytest.warns(foregrad.errors.ForegradWarning, match="the backward of `f` changes LOG"):
         (gradient,) = torch.autograd.grad(compiled(x), x, create_graph=True)

@@ -162,7 +162,7 @@ def test_a_process_that_ends_is_a_finding_and_the_suite_goes_on(compiler, words,
 
 
 def test_a_compiler_without_a_name_is_not_isolated():
-    with pytest.raises(ValueError, match="has no name that another process can import"):
+    with pytest.raises(ValueError, match="has no name that a child process can import"):
         check_compiler(lambda gm, inputs: gm, only="sizes/*", isolated=True)
 
 

@@ -121,12 +121,14 @@ print(refusal(lambda x: x * reached, w))
 print(refusal(torch.nn.Linear(3, 3), w))
 print(refusal(tagged, w))
 print(refusal(lambda pair: pair.left * 2, Pair()))
+print(refusal(lambda given: given.append(given[0] * 2), [w]))
 """
 REFUSALS_OF_STATE = [
     "UnsupportedError: this installation of foregrad has no part for Python's state",
     "UnsupportedError: this installation of foregrad has no part for Python's state",
     "UnsupportedError: this installation of foregrad has no part for Python's state",
     "UnknownLeafError: argument `args[0]` is of the class program.Pair",
+    "UnsupportedError: this installation of foregrad has no part for Python's state",
 ]
 
 

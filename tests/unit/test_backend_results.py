@@ -80,7 +80,7 @@ REFUSED = {
     "a number": (replace_first(lambda out: 1.5), "a tensor f32[3, 2]", "`float`"),
     "too few": (lambda outs, inputs: outs[:-1], "results, the graph has", "out["),
     "too many": (lambda outs, inputs: [*outs, outs[0]], "results, the graph has", "out["),
-    "a written input": (write, "wrote to its input `args[0]`", "which the graph only reads"),
+    "a written input": (write, "wrote to its input `args[0]`", "but the graph only reads"),
     "a resized input": (replace(lambda _: torch.zeros(7)), "resized or replaced its input `args[0]`"),
     "an input with other memory": (replace(torch.clone), "resized or replaced its input `args[0]`"),
 }

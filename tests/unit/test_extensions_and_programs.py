@@ -134,7 +134,7 @@ def test_an_artifact_knows_the_source_of_its_effects(register, monkeypatch, tmp_
     foregrad.load(file)(torch.ones(3))
     assert PROCESSES == [-3]
     monkeypatch.setitem(house._extensions, f"{__name__}.Noted", "another")
-    with pytest.raises(foregrad.errors.ArtifactError, match=r"Noted, whose source differs"):
+    with pytest.raises(foregrad.errors.ArtifactError, match=r"Noted, and the source differs"):
         foregrad.load(file)
     monkeypatch.delitem(call_effects.KINDS, f"{__name__}.Noted")
     with pytest.raises(foregrad.errors.ArtifactError, match="Noted"):

@@ -79,7 +79,7 @@ def writable(monkeypatch):
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
 
 
-@pytest.mark.filterwarnings("ignore:.*TF32", "ignore:.*and does not put it back")
+@pytest.mark.filterwarnings("ignore:.*TF32", "ignore:.*and does not restore it")
 @pytest.mark.parametrize("name", sorted(AVAILABLE - {"denormals"}))  # see test_settings_inside.py
 def test_a_setting_outlasts_each_call(name):
     change = CHANGES[name]

@@ -27,12 +27,12 @@ class Product(torch.nn.Module):
 
 @pytest.mark.parametrize("make", [lambda: two(3), lambda: jagged(0)], ids=["two", "jagged"])
 def test_an_artifact_of_an_argument_is_refused(make):
-    with pytest.raises(UnsupportedError, match="an artifact can't hold the classes"):
+    with pytest.raises(UnsupportedError, match="an artifact can't hold classes"):
         foregrad.export(double, (make(),))
 
 
 def test_an_artifact_of_a_result_is_refused():
-    with pytest.raises(UnsupportedError, match="an artifact can't hold the classes"):
+    with pytest.raises(UnsupportedError, match="an artifact can't hold classes"):
         foregrad.export(Product(two(3, 3)), (torch.ones(2, 3),))
 
 
@@ -88,7 +88,7 @@ def test_an_artifact_of_a_quantised_weight(tmp_path):
 
 def test_an_artifact_of_a_weight_whose_gradient_is_plain_is_refused():
     module = Product(quantised(3, 3, grad=True))
-    with pytest.raises(UnsupportedError, match="gradient is not made of tensors like those in it"):
+    with pytest.raises(UnsupportedError, match="inner tensors differ from its own"):
         foregrad.export(module, (torch.ones(2, 3),))
     module.weight.requires_grad_(False)
     foregrad.export(module, (torch.ones(2, 3),))

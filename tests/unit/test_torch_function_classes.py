@@ -268,7 +268,7 @@ def test_through_dynamo(cls: type, function: Callable[..., Any]) -> None:
 
 
 def test_under_transforms() -> None:
-    """Such calls run eagerly."""
+    """Calls like this run eagerly."""
     for transform in (torch.func.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())):
         fast = foregrad.compile(lambda x: x * 2, backend="eager", on_unsupported="eager")
         with pytest.warns(ForegradWarning):

@@ -84,7 +84,7 @@ def gradient_of(call, of=lambda results: results[0]):
 
 
 def test_a_backward_that_is_told_of_missing_gradients_makes_several_results_eager():
-    same(lambda: lambda x: Pair.apply(x), gradient_of, eager_for="have no gradient")
+    same(lambda: lambda x: Pair.apply(x), gradient_of, eager_for="receive a gradient")
 
 
 def test_one_result_of_such_a_function_is_compiled():

@@ -15,8 +15,8 @@ from tests.world import state_programs, training_programs
 
 PROGRAMS = training_programs.PROGRAMS | state_programs.PROGRAMS
 EAGER = {  # by name: what no graph holds
-    "list_returned_hook_fills": "is given or gives back",
-    "obj_returned_hook_fills": "is given or gives back",
+    "list_returned_hook_fills": "reads Python state that may change",
+    "obj_returned_hook_fills": "reads Python state that may change",
     "leaf_made_and_returned": "makes the leaf",
 }
 

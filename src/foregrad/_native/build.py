@@ -93,7 +93,7 @@ def fault_of(path: Path) -> str | None:
             status = place.stat()
             # Whoever could change this file could change what is loaded in any case.
             if hasattr(os, "geteuid") and status.st_uid not in (0, os.geteuid(), HERE.stat().st_uid):
-                return f"{place} belongs to another user"
+                return f"{place} belongs to a different user"
             if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
                 return f"everybody may write to {place}"
         content = path.read_bytes()
@@ -101,10 +101,10 @@ def fault_of(path: Path) -> str | None:
         return f"it can't be read: {error}"
     body, seal = content[: -len(_seal(b""))], content[-len(_seal(b"")) :]
     if not seal.startswith(_SEAL):
-        return "a part of it is missing, or it was built in another way"
+        return "a part is missing, or it was built with different settings"
     if seal[:-_SUM] != _seal(b"")[:-_SUM]:
-        return "it was built for another build of PyTorch"
-    return None if seal == _seal(body) else "its content is not what was built"
+        return "it was built for a different build of PyTorch"
+    return None if seal == _seal(body) else "its content has changed since the build"
 
 
 def _seal(body: bytes) -> bytes:

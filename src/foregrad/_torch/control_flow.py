@@ -421,7 +421,7 @@ def install(
         here = kept()
         if here is None:
             raise UnsupportedOpError(
-                "`flex_attention` is called in the derivative of a backward, which can't be compiled. Take that "
+                "`flex_attention` is called in the derivative of a backward, and can't be compiled there. Take the "
                 "derivative outside the compiled function."
             )
         return getattr(here, part)(*args, **kwargs)

@@ -128,7 +128,7 @@ def _check_bits(data: Any) -> None:
         else:
             length = sum(lengths) if name in (["Add"], ["Mul"], ["Rational"]) else max(lengths, default=1)
         if length > _MOST_BITS:
-            raise ValueError("an expression of sizes whose value may have thousands of digits")
+            raise ValueError("an expression of sizes with a value of perhaps thousands of digits")
         return length
 
     bits(data, 0)

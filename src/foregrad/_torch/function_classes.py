@@ -153,8 +153,8 @@ class FunctionClasses:
 
     def refuse(self, handle: Any, what: str) -> None:
         raise UnsupportedTensorError(
-            f"{what} a {type(handle).__qualname__} at {self.where()}: tensors whose class has `__torch_function__` "
-            "alone can be compiled only in PyTorch's functions. Use it as a plain tensor there "
+            f"{what} a {type(handle).__qualname__} at {self.where()}: tensors of a class with `__torch_function__` "
+            "alone can be compiled only in PyTorch's functions. Use a plain tensor there "
             "(`.as_subclass(torch.Tensor)`)."
         )
 

@@ -203,11 +203,11 @@ def _check(name: str) -> None:
         frame = frame.f_back
     where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "the function"
     raise UnsupportedSideEffectError(
-        f"{where} seeds a random generator (`Generator.{name}`), which a compiled call would not repeat. Seed before "
-        "the call instead."
+        f"{where} seeds a random generator (`Generator.{name}`): a compiled call would not repeat this. Seed before "
+        "the call."
         if name in _SEEDS
-        else f"{where} reads the state of a random generator (`Generator.{name}`), which a compiled call would not "
-        "do again. Read it before the call, and pass the result."
+        else f"{where} reads the state of a random generator (`Generator.{name}`): a compiled call would not repeat "
+        "this. Read it before the call, and pass the result."
     )
 
 

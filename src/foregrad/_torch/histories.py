@@ -29,7 +29,7 @@ AS_ARRAY_REQUIRES_GRAD = None if is_at_least(2, 12) else False
 
 
 def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
-    """Whether the history of one of `others` leads to one of `targets` (a tensor may be in both lists)."""
+    """Whether the history of any tensor in `others` leads to a tensor in `targets` (the lists may overlap)."""
     roots = [t.grad_fn for t in others if t.grad_fn is not None]
     if not roots:
         return False

@@ -71,7 +71,7 @@ class Requirement:
 
     @property
     def falls_back(self) -> str:
-        """The feature that takes another way without the name."""
+        """The feature that has a detour without the name."""
         return "; ".join(dict.fromkeys(FALLS_BACK.get(file, _IN_ALL) for file in self.files))
 
     def fault(self) -> str | None:
@@ -256,8 +256,8 @@ def untested(version: str | None = None) -> str | None:
         return None
     tested = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
     return (
-        f"foregrad is tested with PyTorch {tested}, this is {text}: what it finds changed runs eagerly or raises. "
-        "`python -m foregrad doctor` lists what that version lacks."
+        f"foregrad is tested with PyTorch {tested}, this is {text}: functions of PyTorch that have changed run "
+        "eagerly or raise. `python -m foregrad doctor` lists the differences of this version."
     )
 
 

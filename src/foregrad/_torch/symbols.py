@@ -330,7 +330,7 @@ class SymbolTable:
         """Context: a query that needs a further condition on sizes raises `ClosedSizesError`."""
 
         def refuse(expression: Any, value: Any) -> None:
-            raise ClosedSizesError(f"{expression} is {value} at capture, which does not hold for every size")
+            raise ClosedSizesError(f"{expression} is {value} at capture, but not for every size")
 
         attributes: dict[str, Any] = vars(self.env)
         log = attributes["log"]

@@ -52,8 +52,8 @@ def _is_of_cpp(function: Any) -> bool:
 
 def _refusal(name: str) -> UnsupportedOpError:
     return UnsupportedOpError(
-        f"the function calls `{name}` of TorchScript's, which no capture looks into. Use the Python that it was made "
-        "of, or call it in a function that `foregrad.eager_region` marks."
+        f"the function calls `{name}` of TorchScript; a capture can't look inside. Use the Python source, or call it "
+        "in a function that `foregrad.eager_region` marks."
     )
 
 

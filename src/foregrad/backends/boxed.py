@@ -106,8 +106,8 @@ def as_boxed(
     """
     if not callable(fn):
         raise BackendError(
-            f"{_named(backend)} returned {_article(fn)} for the {graph}, which can't be called.\n"
-            "  A compiler takes (graph module, example inputs) and returns a function of the graph's inputs."
+            f"{_named(backend)} returned {_article(fn)} for the {graph}: it can't be called.\n  A compiler takes "
+            "(graph module, example inputs) and returns a function of the graph's inputs."
         )
     if getattr(fn, "returns_list", False) is True and is_boxed(fn):
         return fn if first_call is None else after_first_call(fn, first_call)

@@ -260,7 +260,9 @@ def resolve(gm: torch.fx.GraphModule, path: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError as error:
-            raise BackendError(f"the graph refers to `self.{path}`, but the module has no such attribute") from error
+            raise BackendError(
+                f"the graph refers to `self.{path}`, but the module has no attribute of this name"
+            ) from error
     return value
 
 

@@ -79,5 +79,5 @@ BACKENDS = {
     ),
     "print": _family(print_compiler, "print", "prints each graph, then as eager"),
     "count": _family(count_compiler, "count", "counts each graph's operators, then as eager"),
-    "crash-on": Family(crash_on, "op", "fails to compile graphs with that operator, to test with"),
+    "crash-on": Family(crash_on, "op", "for tests: fails to compile graphs with the named operator"),
 }

@@ -125,9 +125,9 @@ def _check_untouched(node: Node, before: Sequence[tuple[str, torch.Tensor, int, 
     for name, tensor, version, is_written in before:
         if not is_written and version_of(tensor) != version and storage_key(tensor) not in announced:
             raise GraphError(
-                f"{_describe(node)} wrote to its argument `{name}`, which its schema says it only reads "
-                f"(version {version} became {version_of(tensor)}).\n"
-                "  A compiled graph has no hidden writes: declare the argument as mutated, `Tensor(a!)`, or clone it."
+                f"{_describe(node)} wrote to its argument `{name}`; its schema declares the argument as read only "
+                f"(version {version} became {version_of(tensor)}).\n  A compiled graph has no hidden writes: declare "
+                "the argument as mutated, `Tensor(a!)`, or clone it."
             )
 
 

@@ -119,7 +119,7 @@ def register_backend(
     )
     for what in ("fw_compiler", "bw_compiler", "inference_compiler"):
         if not callable(getattr(backend, what)):
-            raise BackendError(f"backend `{name}`: {what} is {getattr(backend, what)!r}, which can't be called")
+            raise BackendError(f"backend `{name}`: {what} is {getattr(backend, what)!r}: it can't be called")
     with _lock:
         if not replace and (name in _backends or name in _families()):
             raise BackendError(f"there is a backend called `{name}` already; pass replace=True to replace it")

@@ -193,20 +193,19 @@ class Contract:
             if tensor is not None and item.is_changed(tensor):
                 did = "resized or replaced" if item.has_moved(tensor) else "wrote to"
                 raise BackendError(
-                    f"{self._named()} {did} its input `{self.inputs[item.position]}`, which the graph only reads.\n"
+                    f"{self._named()} {did} its input `{self.inputs[item.position]}`, but the graph only reads it.\n"
                     "  A compiled graph has no hidden writes: write to memory of its own. A backward may write into "
                     "the inputs that its role calls donated, if its function says so (`writes_into`)."
                 )
 
     def _fail(self, expected: PromisedResult, expected_value: Any, actual: Any) -> None:
         raise BackendError(
-            f"{self._named()} returned another value for `{expected.name}` than the graph does.\n"
-            f"  expected: {expected_value}\n"
-            f"  got:      {actual}"
+            f"{self._named()} returned a value for `{expected.name}` that differs from the graph's.\n  expected: "
+            f"{expected_value}\n  got:      {actual}"
         )
 
     def _named(self) -> str:
-        return f"what backend `{self.backend}` made of {self.graph}"
+        return f"the function that backend `{self.backend}` made of {self.graph}"
 
     # -- faults that can
 

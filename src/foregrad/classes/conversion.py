@@ -174,7 +174,7 @@ def unexpected(gradient: Any) -> UnsupportedTensorError:
     what = f"a {cls.__qualname__} with metadata {gradient.__tensor_flatten__()[1]}" if is_wrapper(gradient) else ""
     return UnsupportedTensorError(
         f"the gradient passed in for a result of a compiled function is {what or f'a {cls.__qualname__}'}, and its "
-        "backward was compiled for another kind. Pass one like the result, or run this part uncompiled."
+        "backward was compiled for a different class. Pass a gradient like the result, or run this part uncompiled."
     )
 
 

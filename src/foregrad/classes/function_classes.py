@@ -38,8 +38,8 @@ def check_classes(name: str, leaves: Sequence[Any], paths: Sequence[str], classe
     for leaf, path in zip(leaves, paths, strict=True) if classes else ():
         if isinstance(leaf, torch.Tensor) and classes.stand_in(leaf) is not None:
             error = FunctionClassError(
-                f"`{name}` gives {path}, a {type(leaf).__qualname__}, whose class has `__torch_function__` alone. Give "
-                "a plain tensor (`.as_subclass(torch.Tensor)`), or return it in a list, tuple, dict or dataclass."
+                f"`{name}` returns {path}, a {type(leaf).__qualname__}: the class has `__torch_function__` alone. "
+                "Return a plain tensor (`.as_subclass(torch.Tensor)`), or put it in a list, tuple, dict or dataclass."
             )
             error.takes = lambda *_: True  # such a result may come of any arguments
             raise error
@@ -50,13 +50,13 @@ def refusal(tensor: torch.Tensor, path: str) -> UnsupportedTensorError:
     cls = type(tensor)
     if is_function_class(cls):
         return FunctionClassError(
-            f"`{path}` is a {cls.__qualname__}, whose class has `__torch_function__` alone: such an argument or result "
-            "is compiled, and one that the function makes. Elsewhere keep a plain tensor "
+            f"`{path}` is a {cls.__qualname__}, a class with `__torch_function__` alone: these are compiled as "
+            "arguments, as results, and if the function makes them. Elsewhere keep a plain tensor "
             "(`.as_subclass(torch.Tensor)`)."
         )
     return UnsupportedTensorError(
-        f"`{path}` is a {cls.__qualname__}: of tensor subclasses, those that say what they hold "
-        "(`__tensor_flatten__`) can be compiled. Pass its plain tensors instead (of one that holds none, "
+        f"`{path}` is a {cls.__qualname__}: tensor subclasses can be compiled if they list their inner tensors "
+        "(`__tensor_flatten__`). Pass the inner tensors instead (or, without inner tensors, "
         "`.as_subclass(torch.Tensor)`)."
     )
 
@@ -130,7 +130,7 @@ class _Copies:
             now = () if opened is None else opened[3]
             if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=False)):
                 raise UnsupportedSideEffectError(
-                    f"`{name}` writes to a {type(copy).__name__} that it is given with a tensor in it whose class has "
+                    f"`{name}` writes to a {type(copy).__name__} argument that holds a tensor of a class with "
                     "`__torch_function__` alone. Return the new values instead."
                 )
 

@@ -79,8 +79,8 @@ class WrapperInput:
         found = bare_spec(gradient)
         if self.gradient not in (None, found) or not self._is_rebuilt(found, gradient):
             raise UnsupportedTensorError(
-                f"the gradient of a {spec.cls.__qualname__} is a {found.cls.__qualname__} of another structure, which "
-                "can't be compiled yet. Detach it, or keep that part outside the compiled function."
+                f"the gradient of a {spec.cls.__qualname__} is a {found.cls.__qualname__} with a different "
+                "structure; this can't be compiled yet. Detach it, or keep this part outside the compiled function."
             )
         self.gradient = found
         named = zip(found.paths(), taken_apart(gradient), found.carries, strict=True)

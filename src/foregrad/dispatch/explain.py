@@ -241,8 +241,8 @@ def _cause_of(error: BaseException) -> str:
     if is_house_file(file) and isinstance(error, (LookupError, AttributeError, TypeError, AssertionError)):
         return "foregrad fails where eager does not; please report it where you got foregrad, with the program"
     if file.startswith(_TORCH) or is_house_file(file):
-        return "PyTorch refuses this for the tensors of a capture, which have neither values nor memory"
-    return "the code there does not take the tensors of a capture, which have neither values nor memory"
+        return "PyTorch refuses this for the tensors of a capture: they have neither values nor memory"
+    return "the code there does not take the tensors of a capture: they have neither values nor memory"
 
 
 def _shortened(text: str) -> str:

@@ -103,9 +103,9 @@ class Refusals:
         """Warn once that calls run eagerly."""
         _log.info("%s", entry)
         self.once.warn(
-            f"{entry.reason} Such calls run eagerly: the results are eager's, only not compiled. "
-            '(foregrad.compile(..., on_unsupported="raise") makes this an error, '
-            "explain_recompiles() counts and times the calls.)"
+            f"{entry.reason} Calls like this run eagerly: the results are eager's, only not compiled. "
+            '(foregrad.compile(..., on_unsupported="raise") makes this an error, explain_recompiles() counts and '
+            "times the calls.)"
         )
 
     def count_only(self, reason: str) -> EagerCalls:
@@ -227,7 +227,7 @@ class Fallbacks:
         if self._fills > self.config.recompile_limit and self.config.error_on_recompile_limit:
             raise error
         if self.fills_too_often or isinstance(error, TensorTextError):
-            self.refusals.once.warn(f"{error} Such calls run eagerly.")
+            self.refusals.once.warn(f"{error} Calls like this run eagerly.")
 
     def past_the_limit(self, args: Any, kwargs: Any) -> None:
         """Note a call that fits none of the graphs when their number is at the limit. Raises if `config` says so."""
@@ -238,7 +238,7 @@ class Fallbacks:
         remedy = _REMEDY
         if made := self.graphs.specializations:
             difference = made[-1].difference(args, kwargs)
-            message = f"`{self.name}` was compiled {len(made)} times, which is the limit; this call fits none of them: "
+            message = f"`{self.name}` was compiled {len(made)} times, the limit; this call fits no graph: "
             message += f"{difference}. "
             shared = any(isinstance(info.source, MemoryOf) for info in made[-1].product.captured.joint.signature.inputs)
             remedy = _REMEDY_OF_SHARED if shared and difference.name.endswith((".shape", ".stride()")) else _REMEDY
@@ -252,8 +252,8 @@ class Fallbacks:
         """The error for a call that gets no graph, since the graphs before it served one call each."""
         error = UnsupportedError(
             f"`{self.name}` was compiled {MOST_IN_A_ROW} times in a row for one call each, because {difference.name} "
-            f"differs in each call ({difference.before}, then {difference.now}). Keep it the same from call to call, "
-            "compute with a number as a number (no text or index of it), or pass a tensor."
+            f"differs in each call ({difference.before}, then {difference.now}). Keep it equal from call to call, "
+            "compute with a number as a number (no text or index), or pass a tensor."
         )
         if self.config.error_on_recompile_limit:
             raise error
@@ -264,8 +264,8 @@ class Fallbacks:
         self.graphs.remove(specialization)
         difference = specialization.difference(args, kwargs)
         error = UnsupportedSideEffectError(
-            f"`{self.name}` changes something that it depends on, which a compiled call would not repeat: {difference}."
-            " Move that change out of the compiled function."
+            f"`{self.name}` changes a value that its graph depends on, and a compiled call would not repeat the "
+            f"change: {difference}. Move the change out of the compiled function."
         )
         if not self._is_refusal(error):
             raise error
@@ -301,10 +301,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024  # calls
 
 MOST_IN_A_ROW = 8  # captures for a value that differs in each call
 _MOST_FILLS = 2  # calls in a row that fill a cache; a later change is one of state
-_REMEDY = "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
+_REMEDY = "Raise foregrad.config.recompile_limit, or pass values that change from call to call as tensors."
 _REMEDY_OF_SHARED = (
-    "Sizes stay fixed where arguments share memory and one of them is written to: pass `.clone()` of one, or slice "
-    "inside the function."
+    "Sizes stay fixed where arguments share memory and the function writes to it: pass a `.clone()`, or slice inside "
+    "the function."
 )
 _PAST_THE_LIMIT = f"more graphs than the recompile limit allows. {_REMEDY}"
 

@@ -188,7 +188,7 @@ class Paths:
             self.reason = self._message(specializations)
             if self.config.error_on_recompile_limit:
                 raise UnsupportedDataDependentError(self.reason)
-            self.once.warn(self.reason + " Such calls run eagerly from now on.")
+            self.once.warn(self.reason + " Calls like this run eagerly from now on.")
 
     def _message(self, specializations: Sequence[Specialization]) -> str:
         values: dict[str, set[str]] = {}
@@ -198,17 +198,17 @@ class Paths:
         where = max(values, key=lambda line: len(values[line]), default="an unknown line")
         if _says_values(specializations):
             return (
-                f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or branches "
-                "on it: each value is a graph of its own. Make the text where it is "
-                'printed or logged (`print(f"loss {loss.item():.3f}")`), or print what the function returned.'
+                f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or "
+                "branches on the value: each value needs its own graph. Make the text in the call that prints or "
+                'logs it (`print(f"loss {loss.item():.3f}")`), or print the result of the function.'
             )
-        count, end = len(_ways(specializations)), "which is the limit"
+        count, end = len(_ways(specializations)), "the limit"
         if not self.at_limit(specializations):
             count, end = sum(s.decides for s in specializations), "and most calls run several of these graphs in vain"
         return (
-            f"`{self.name}` was compiled {count} times for values that it reads from its inputs, {end}. "
-            f"Most of them were read at {where}. Keep the value a tensor "
-            "(torch.where, masking), compute it outside and pass it, or raise foregrad.config.path_limit."
+            f"`{self.name}` was compiled {count} times for values that it reads from its inputs, {end}. Most values "
+            f"were read at {where}. Keep the value a tensor (torch.where, masking), compute it outside and pass it, "
+            "or raise foregrad.config.path_limit."
         )
 
 
@@ -466,6 +466,6 @@ def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
     for place, value in zip(places, call.leaves, strict=False):
         if place.is_drawn and place.path in constants and type(value) is float:
             raise UnsupportedSideEffectError(
-                f"`{name}` needs to know the number that it takes from {place.path.partition('(')[0]} (`float()`, "
-                "text). Compute with it as with a tensor, or take it before the call and pass it."
+                f"`{name}` needs the value of the number from {place.path.partition('(')[0]} (`float()`, text). "
+                "Compute with the number as with a tensor, or draw it before the call and pass it."
             )

@@ -328,7 +328,7 @@ class GuardMaker:
         for i, number in numbers.items():
             groups.setdefault(number, []).append(slots[i])
         shared = "; ".join(" and ".join(group) for group in groups.values() if len(group) > 1) or "none"
-        what = "which tensors share memory with one that is written to", Words(shared[:2000])
+        what = "the tensors that share memory with a written tensor", Words(shared[:2000])
         self.require(f"len(set({memory})) == {len(groups)}", *what)
         first_at: dict[int, int] = {}
         for position, number in enumerate(numbers.values()):

@@ -324,7 +324,7 @@ class CallGuards(GuardMaker):
             i for i, info in enumerate(signature.inputs) if not isinstance(info.source, MemoryOf) and not info.number
         ]
         reached = [inputs[i] for i in real if signature.inputs[i].argument is None]
-        what = "which tensors share memory with one that is written to", Words("none")
+        what = "the tensors that share memory with a written tensor", Words("none")
         for condition in arrays_apart_guards(self.call, self.leaves, reached, self.bind):
             self.require(condition, *what)
         if sharing is None and len(written) * len(real) <= 2 * _FEW_PAIRS:

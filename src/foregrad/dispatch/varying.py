@@ -56,7 +56,7 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: in
     dim %= rank
     size = tensor.shape[dim]
     if (min is not None and size < min) or (max is not None and size > max):
-        raise ValueError(f"dimension {dim} has size {size}, which is not between {min} and {max}")
+        raise ValueError(f"dimension {dim} has size {size}, not between {min} and {max}")
     marks: dict[int, Limits] = dict(getattr(tensor, _MARK, {}))
     marks[dim] = (min, max)
     setattr(tensor, _MARK, marks)
@@ -217,8 +217,8 @@ def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
         marked = next((plain[i] for i in group if marked_dims(call.leaves[plain[i]])), None)
         if marked is not None:
             raise UnsupportedError(
-                f"a dimension of {call.paths[marked]} was marked as dynamic. It shares memory with another argument, "
-                f"and `{name}` writes to one of these. Pass `.clone()` of one, or slice inside the function."
+                f"a dimension of {call.paths[marked]} was marked as dynamic. The tensor shares memory with a second "
+                f"argument, and `{name}` writes to this memory. Pass a `.clone()`, or slice inside the function."
             )
 
 

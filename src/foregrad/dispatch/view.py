@@ -76,10 +76,10 @@ def _effects(signature: Signature) -> Iterator[EffectView]:
 
 def _what(effect: Effect) -> str:
     if isinstance(effect, Write):
-        where = "a view of it is written" if effect.steps else "written"
+        where = "the function writes to a view" if effect.steps else "written"
         return f"{where}, with gradients" if effect.differentiable else where
     if isinstance(effect, SetData):
-        return "takes the memory of another tensor"
+        return "takes the memory of a second tensor"
     return re.sub(r"\(?\)? ?(on|of) input \d+", "", str(effect)).strip()
 
 
@@ -90,7 +90,7 @@ def _aliases(signature: Signature) -> Iterator[EffectView]:
             yield EffectView("tensor", output.path, f"{what} {_base(output, signature)}")
     for memory, others in signature.structure.shared_memory:
         names = " and ".join(str(signature.inputs[i].slot) for i in others)
-        yield EffectView("tensor", names, f"share memory, which is {signature.inputs[memory].slot}")
+        yield EffectView("tensor", names, f"share the memory of {signature.inputs[memory].slot}")
 
 
 def _base(output: Handle, signature: Signature) -> str:

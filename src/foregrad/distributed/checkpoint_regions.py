@@ -70,8 +70,8 @@ class CheckpointRegions(Aspect):
         what = written() or calls
         if what is not None:
             raise UnsupportedSideEffectError(
-                f"a checkpointed part {what}, and eager does so again when the backward computes that part again; a "
-                "compiled call would not. Keep that outside the checkpoint."
+                f"a checkpointed part {what}, and eager repeats this when the backward recomputes the part; a "
+                "compiled call would not. Move this outside the checkpoint."
             )
 
     def chosen(self, depth: int, run: Callable[[], tuple[Any, Any]]) -> Any:
@@ -101,9 +101,9 @@ class CheckpointRegions(Aspect):
         self.must.append(entry)
         if entry.has_effect:
             raise UnsupportedOpError(
-                f"a checkpoint's policy says MUST_RECOMPUTE for `{entry.target}` at {user_line(entry.origin)}, which "
+                f"a checkpoint's policy says MUST_RECOMPUTE for `{entry.target}` at {user_line(entry.origin)}; it "
                 "draws random numbers: a compiled call draws each once, and saves it. Let the policy say "
-                "PREFER_RECOMPUTE or MUST_SAVE for it."
+                "PREFER_RECOMPUTE or MUST_SAVE there."
             )
 
     def resumed(self) -> Aspect:
@@ -118,9 +118,9 @@ class CheckpointRegions(Aspect):
             is_view = hasattr(entry.target, "_schema") and op_info(entry.target).is_view
             if name is not None and not is_view:
                 raise UnsupportedMutationError(
-                    f"a checkpoint's policy says MUST_RECOMPUTE for `{entry.target}` at {user_line(entry.origin)}, "
-                    f"which reads {name}, and the function overwrites that: its value is gone by then. Write to a "
-                    "copy, or let the policy say PREFER_RECOMPUTE."
+                    f"a checkpoint's policy says MUST_RECOMPUTE for `{entry.target}` at {user_line(entry.origin)}; "
+                    f"it reads {name}, and the function overwrites {name} before the backward. Write to a copy, or "
+                    "let the policy say PREFER_RECOMPUTE."
                 )
 
 

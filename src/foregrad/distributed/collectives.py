@@ -67,8 +67,8 @@ class Collectives(Aspect):
         name = schema.name.partition("::")[2]
         if name in _BETWEEN_TWO or not any(argument.name == "process_group" for argument in schema.arguments):
             raise UnsupportedOpError(
-                f"`{op}` at {recorder.where()} exchanges tensors with another process in a way that no graph holds. "
-                "Keep that part outside the compiled function."
+                f"`{op}` at {recorder.where()} exchanges tensors with a second process in a way that no graph can "
+                "hold. Keep this part outside the compiled function."
             )
         given = arguments_of(op, args, kwargs)
         written = written_to(op, given)
@@ -126,7 +126,7 @@ class Collectives(Aspect):
         learned = self.recorder.host.learned
         if learned is None:
             raise UnsupportedOpError(
-                f"a derivative of `{self.recorder.host.name}` calls collectives and reads values, which can't be "
+                f"a derivative of `{self.recorder.host.name}` calls collectives and reads values: this can't be "
                 "compiled."
             )
         learned.facts[Collectives] = True

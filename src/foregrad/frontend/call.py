@@ -203,8 +203,8 @@ def _check_arrays(call: FlatCall) -> None:
     if arrays and not are_apart([call.leaves[i] for i in arrays], [call.leaves[i] for i in call.tensors_apart()]):
         named = ", ".join(f"`{call.paths[i]}`" for i in arrays)
         raise UnsupportedAliasError(
-            f"an array among the arguments ({named}) shares memory with another argument, which a write to one of them "
-            "would reach. Pass a copy (`array.copy()`)."
+            f"an array among the arguments ({named}) shares memory with a second argument, and a write to either "
+            "would change both. Pass a copy (`array.copy()`)."
         )
 
 
@@ -225,7 +225,7 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise UnsupportedLayoutError(
             f"`{path}` is a {kind} tensor; only strided tensors can be compiled. Call .to_dense() (or .dequantize()) "
-            "first, or mark the function that computes with it with `foregrad.eager_region`."
+            "first, or put the computation into a function that `foregrad.eager_region` marks."
         )
 
 
@@ -265,7 +265,7 @@ def arrays_in(tree: Tree, first: int = 0) -> Iterator[tuple[int, int]]:
 def are_apart(arrays: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Whether the `arrays`, tensors over NumPy's memory, overlap neither with each other nor with `others`.
 
-    Tensors over one array, or over views of it, do not know of each other.
+    Tensors over one array, or over its views, do not know of each other.
     """
     ends = sorted((start, end) for start, end in map(_extent, arrays) if start < end)
     if any(before[1] > after[0] for before, after in itertools.pairwise(ends)):

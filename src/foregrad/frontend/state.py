@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,8 +44,8 @@ class _Unseen:
     ran: Mapping[Any, Any] = types.MappingProxyType({})
     compares_identity, is_partial, taken, newborns = False, False, 0, None
 
-    def __init__(self, *known: Any) -> None:
-        self.entered = self.ran
+    def __init__(self, *known: Any, **_: Any) -> None:
+        self.known, self.entered = known, self.ran
         self.before = self.own = self.made = self.rebound = self.places = self
 
     # Of nothing there are no facts.
@@ -87,6 +88,7 @@ class _Unseen:
 
     def outputs(self, result: Any, unwrap: Unwrap, more: tuple[list[Any], list[str]]) -> Any:
         """The leaves of the result and of further outputs, the leaves' names, the structure of the result."""
+        next(one for one in self.known if isinstance(one, _ArgumentsOfRun)).check_unchanged()
         leaves, tree = flatten([result, [*more[0]]], unwrap)
         first, self.spec = tree.children
         paths = first.paths("out")
@@ -102,6 +104,14 @@ class _ArgumentsOfRun(_Unseen):
         super().__init__()
         self.leaves = leaves
         self.args, self.kwargs = arguments(leaves, {})
+        self.as_given = flatten((self.args, self.kwargs))
+
+    def check_unchanged(self) -> None:
+        """Raise where the function wrote to a container among its arguments."""
+        leaves, tree = flatten((self.args, self.kwargs))
+        before, structure = self.as_given
+        if tree != structure or any(map(operator.is_not, leaves, before)):
+            _refuse()
 
 
 class _NoGuards:

@@ -462,9 +462,9 @@ def check_leaves(leaves: list[Any], paths: list[str], what: str, others: tuple[t
         if is_array(leaf) and what == "output":
             raise UnknownLeafError(f"output `{path}` is an array of NumPy: return a tensor, or a list of numbers.")
         raise UnknownLeafError(
-            f"{what} `{path}` is of the class {cls.__module__}.{cls.__qualname__}, which foregrad can't take apart: it "
-            "takes tensors, plain values, tuples, lists, dicts, and objects that are nothing but their attributes. If "
-            f"it holds tensors, {'return' if what == 'output' else 'pass'} these, or register the class with "
+            f"{what} `{path}` is of the class {cls.__module__}.{cls.__qualname__}: foregrad can't flatten it. "
+            "Tensors, plain values, tuples, lists, dicts, and plain objects (attributes alone) can be flattened. If "
+            f"it holds tensors, {('return' if what == 'output' else 'pass')} the tensors, or register the class with "
             f"torch.utils._pytree.register_pytree_node({cls.__name__}, flatten, unflatten)"
             + ("." if what == "output" else "; otherwise let the function reach it by closure.")
         )

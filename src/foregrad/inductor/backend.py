@@ -81,7 +81,7 @@ def why_not(devices: Sequence[torch.device] = ()) -> str | None:
         if kind == "cpu" and not inductor.cpp_compiler_found():
             return "no C++ compiler was found: install g++ or clang++, or name one by the variable CXX"
         if kind in ("cuda", "xpu") and not inductor.triton_found():
-            return f"Triton, which it needs for {kind}, is not installed"
+            return f"Triton is not installed, and it needs Triton for {kind}"
         if kind not in ("cpu", "cuda", "xpu", "mps"):
             return f"it is not known to compile for the device type `{kind}`"
     return None
@@ -124,7 +124,7 @@ class InductorCompiler:
         except Exception as error:
             deliver(anywhere=True)  # an interrupt ends compilers that run beside this process too
             if self.fallback:
-                log.warning("Inductor's passes failed on a joint graph, which stays as it is: %s", _first_line(error))
+                log.warning("Inductor's passes failed on a joint graph, and are skipped: %s", _first_line(error))
                 return gm
             raise _failure("joint", error, ()) from error
 
@@ -162,7 +162,9 @@ class InductorCompiler:
             if ClosedSizesError.is_behind(error):
                 raise
             if self.fallback:
-                log.warning("Inductor failed on a graph, which runs on eager's kernels instead: %s", _first_line(error))
+                log.warning(
+                    ("Inductor failed on a graph; the graph runs on eager's kernels instead: %s"), _first_line(error)
+                )
                 return eager_compiler(gm, example_inputs)
             raise _failure(role_of(gm).phase, error, example_inputs) from error
 
@@ -176,7 +178,7 @@ class InductorCompiler:
             return f"Inductor knows none of {called}"
         if any(symbols_in(value) for value in example_inputs):
             return f"Inductor does not know {called}, and some of its sizes are symbolic"
-        log.info("the %s graph is compiled around %s, which Inductor does not know", role_of(gm).phase, called)
+        log.info("the %s graph is compiled around %s, unknown to Inductor", role_of(gm).phase, called)
         return None
 
 
@@ -184,8 +186,8 @@ def _failure(phase: str, error: Exception, example_inputs: Sequence[Any]) -> Bac
     lacking = why_not([value.device for value in example_inputs if isinstance(value, torch.Tensor)])
     said = lacking or f"{type(error).__name__}: {_first_line(error)}"
     return BackendError(
-        f"Inductor failed on the {phase} graph: {said}\n"
-        '  backend="auto" runs such graphs on eager\'s kernels; backend="eager" runs all graphs on them.'
+        f'Inductor failed on the {phase} graph: {said}\n  backend="auto" runs graphs like this on eager\'s kernels; '
+        'backend="eager" runs all graphs on eager\'s kernels.'
     )
 
 

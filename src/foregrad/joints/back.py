@@ -188,8 +188,8 @@ class _Reader:
         steps = _steps(self.results[at], base, info.steps[0].grad_enabled, leaf)
         if steps is None:
             raise UnsupportedError(
-                f"{info.path} is a view of a tensor whose shape changed, and the edited graph does not say which: give "
-                "it as view operators on that tensor"
+                f"{info.path} is a view of a tensor with a changed shape, and the edited graph lacks the view's new "
+                "shape: write the view as view operators on the tensor"
             )
         return dataclasses.replace(info, steps=steps)
 

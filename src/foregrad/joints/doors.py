@@ -231,7 +231,7 @@ def _captured(mod: nn.Module, call: FlatCall, options: Options) -> Captured:
     trace_artifact("foregrad_joint_with_descriptors", lambda: str(joint))
     what = inexpressible(joint.signature, checks=bool(joint.signature.stops.checks))
     if what:
-        raise UnsupportedError(f"`{name}` can't be one graph with descriptors: it {what}")
+        raise UnsupportedError(f"`{name}` can't be a single graph with descriptors: it {what}")
     return captured
 
 

@@ -178,8 +178,8 @@ class _Maker:
                 self.inputs_at[place] = parts[place]
             elif first == place:
                 raise UnsupportedError(
-                    f"`{slot.name}` is a {type(tensor).__qualname__} that the module does not use: such a tensor can't "
-                    "be an input of the graph. Use it, or take it off the module."
+                    f"`{slot.name}` is a {type(tensor).__qualname__} that the module does not use: it can't be an "
+                    "input of the graph. Use it, or remove it from the module."
                 )
             yield from self._primals(desc, place, first)
 
@@ -239,11 +239,12 @@ class _Maker:
         """Raise unless an input is a tensor that the graph may have as a constant."""
         if not isinstance(info.source, Source):
             raise UnsupportedError(
-                f"{info.slot} shares memory with another input, and one of them is written to: give each its own"
+                f"{info.slot} shares memory with a second input, and the module writes to this memory: give each "
+                "its own"
             )
         if info.requires_grad or number in self.signature.changed_inputs:
             what = "requires grad" if info.requires_grad else "is written to"
-            raise UnsupportedError(f"the module reaches {info.slot} by itself, which {what}: make it a parameter")
+            raise UnsupportedError(f"the module reaches {info.slot} by itself, and it {what}: make it a parameter")
 
     def wrappers_found(self) -> Iterator[WrapperAt]:
         """The wrapper subclasses in the order of the signature: arguments first, then closed-over wrappers."""

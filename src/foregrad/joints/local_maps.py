@@ -149,7 +149,7 @@ class _Separate(torch.nn.Module):
 
 
 def _marked(graph: fx.GraphModule, kwargs: Mapping[str, Any], saved: int, tag: str) -> fx.GraphModule:
-    """A graph with what the operator reads of it."""
+    """A graph with the attributes that the operator reads."""
     backward = tag == "is_backward"
     graph.meta.update(local_map_kwargs=dict(kwargs), num_activations=saved, is_backward=backward)
     for node in graph.graph.nodes:

@@ -83,8 +83,9 @@ class CastInside(Aspect):
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
         if is_any_autocast_enabled():
             raise UnsupportedOpError(
-                f"the kernel of `{function.__name__}` at {self.recorder.where()} casts inside under autocast, which no "
-                "graph repeats. Call it under torch.autocast(..., enabled=False), or outside the compiled function."
+                f"the kernel of `{function.__name__}` at {self.recorder.where()} casts inside under autocast, and a "
+                "graph can't repeat the cast. Call it under torch.autocast(..., enabled=False), or outside the "
+                "compiled function."
             )
         return function(*args, **kwargs)
 
@@ -148,7 +149,7 @@ class Attention(Aspect):
         if is_inside_transform(value) or is_wrapper(value):
             where = "under a transform of torch.func" if is_inside_transform(value) else f"on a {type(value).__name__}"
             raise UnsupportedOpError(
-                f"`flex_attention` is called at {self.recorder.where()} {where}, which can't be compiled. Keep that "
+                f"`flex_attention` is called at {self.recorder.where()} {where}; this can't be compiled. Keep the "
                 "part outside the compiled function, or use `scaled_dot_product_attention`."
             )
         return value if is_stand_in(value) else self.recorder.adopt(value)
@@ -320,8 +321,8 @@ class _ScoreWriter(ThreadDispatchMode):
 
     def _refused(self, why: str) -> UnsupportedOpError:
         return UnsupportedOpError(
-            f"the {self.what} of `flex_attention` called at {self.recorder.where()} {why}, which can't be compiled. "
-            "Compute that outside of it, and let it look the values up."
+            f"the {self.what} of `flex_attention` called at {self.recorder.where()} {why}; this can't be compiled. "
+            f"Compute the values outside, and let the {self.what} look them up."
         )
 
     def _adopted(self, value: Any) -> Any:

@@ -358,8 +358,8 @@ class ValuesAsked:
     def refuse(self, what: str, tensor: Any) -> None:
         kind = "a tensor" if not is_stand_in(tensor) else f"a tensor {TensorSpec.of(tensor)}"
         self.failed = TensorTextError(
-            f"the {what} of {kind} is asked for at {self.where()}: it holds values, which a compiled call has nowhere "
-            "but in its graph. Print, log or save what the function returns."
+            f"the {what} of {kind} is read at {self.where()}: values of a compiled call exist only in its graph. "
+            "Print, log or save the result of the function."
         )
         raise self.failed
 

@@ -41,9 +41,9 @@ class SparseGradients(Aspect):
 
     def refused(self) -> UnsupportedLayoutError:
         return UnsupportedLayoutError(
-            f"a tensor of layout torch.sparse_coo is used at {self.recorder.where()}. Only strided tensors can be "
-            "compiled, and sparse gradients of embeddings: call .to_dense() first, or mark the function that computes "
-            "with it with `foregrad.eager_region`."
+            f"a tensor of layout torch.sparse_coo is used at {self.recorder.where()}. Only strided tensors and "
+            "sparse gradients of embeddings can be compiled: call .to_dense() first, or put the computation into a "
+            "function that `foregrad.eager_region` marks."
         )
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -142,14 +142,14 @@ def _cut(
 
 def _infeasible(index: Dependencies, i: int, reader: dict[int, int]) -> PartitionError:
     reasons = {
-        Kind.RANDOM: "draws random numbers, which must not be drawn twice",
-        Kind.EFFECT: "has an effect, which must not happen twice",
+        Kind.RANDOM: "draws random numbers, and must not run twice",
+        Kind.EFFECT: "has an effect, and must not run twice",
     }
     why = reasons.get(index.kinds[i], "may not be computed again")
     lines = [f"{index.describe(i)} {why}, and its value can't be saved"]
     while i in reader:
         i = reader[i]
-        lines.append(f"it is needed by {index.describe(i)}, which must be computed again in the backward")
+        lines.append(f"{index.describe(i)}, which must be computed again in the backward, needs it")
     lines.append("the backward needs that value")
     return PartitionError("no partition exists:\n  " + "\n  ".join(lines))
 

@@ -135,8 +135,8 @@ class JointIndex:
         if wrong is not None:
             reader = self._reader_of(wrong)
             raise PartitionError(
-                f"the forward needs {self.describe(wrong)}, which needs the tangents; it is read by {reader}. "
-                f"Is num_fwd_outputs={len(self.forward_outputs)} the number of the forward's outputs?"
+                f"the forward needs {self.describe(wrong)}, computed from the tangents; it is read by {reader}. Is "
+                f"num_fwd_outputs={len(self.forward_outputs)} the number of the forward's outputs?"
             )
 
     def _happens_in_backward(self, i: int, bits: int) -> bool:

@@ -103,8 +103,8 @@ def _chosen(index: JointIndex, residuals: Iterable[int]) -> bytearray:
             raise PartitionError(f"{index.describe(i)} can't be saved: it needs the tangents")
         if tuples[i]:
             raise PartitionError(
-                f"{index.describe(i)} can't be saved: it has several results. Save those the backward needs "
-                f"(its getitem nodes)."
+                f"{index.describe(i)} can't be saved: it has several results. Save the results that the backward "
+                "needs (its getitem nodes)."
             )
         # A constant is an attribute of both halves.
         chosen[i] = kinds[i] is not constant
@@ -137,8 +137,8 @@ def backward_needs(
             elif needed[i] and not chosen[i] and i not in index.replays:
                 raise PartitionError(
                     f"{index.describe(i)} would run a second time in the backward, and it "
-                    f"{'draws random numbers' if kinds[i] is Kind.RANDOM else 'has an effect'}. "
-                    f"Save its results, or what the backward computes from them."
+                    f"{('draws random numbers' if kinds[i] is Kind.RANDOM else 'has an effect')}. Save its results, "
+                    "or values that the backward computes from its results."
                 )
         if not needed[i]:
             continue

@@ -268,7 +268,7 @@ class _Sizes:
                     size_node.meta = {"val": size}
                     return size_node
         raise UnsupportedError(
-            f"the backward for only some of the outputs needs the size {symbol}, which none of its inputs has. "
+            f"the backward for only some of the outputs needs the size {symbol}, and none of its inputs has it. "
             "Compile with dynamic=False, or use all outputs in the loss."
         )
 

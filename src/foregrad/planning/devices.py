@@ -95,8 +95,8 @@ def device_of(asked: Any, shares: Mapping[str, float] | Shares | None = None) ->
         device = CPU if asked.lower() == "cpu" else DEVICES[asked.lower()]
     else:
         raise PlanError(
-            f"there is no device {asked!r} in the table: it has {', '.join(sorted(DEVICES))} and cpu. Describe another "
-            'with device={"name": "mine", "memory": "48 GiB", "bandwidth": 0.9e12, "flops": {"bfloat16": 180e12}}'
+            f"there is no device {asked!r} in the table: it has {', '.join(sorted(DEVICES))} and cpu. Describe your "
+            'own with device={"name": "mine", "memory": "48 GiB", "bandwidth": 0.9e12, "flops": {"bfloat16": 180e12}}'
         )
     return device if shares is None else dataclasses.replace(device, shares=_shares_of(shares))
 
@@ -135,5 +135,7 @@ def _of_fields(fields: dict[str, Any]) -> Device:
         return dataclasses.replace(device_of(base), **fields)
     needed = [name for name in ("memory", "bandwidth", "flops") if name not in fields]
     if needed:
-        raise PlanError(f"a device of one's own needs {', '.join(needed)}, or like= with the name of a known device")
+        raise PlanError(
+            f"a description of a device needs {', '.join(needed)}, or like= with the name of a known device"
+        )
     return Device(**{"name": "mine", **fields})

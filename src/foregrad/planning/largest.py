@@ -60,8 +60,8 @@ def largest_of(plan: Plan, *, batch: Any, under: int | str | None, choice: str |
     if not fits(1):
         name, peak = peaks.captured((1,))
         raise BudgetError(
-            f"not even a batch of one fits: {in_bytes(limit)} can't be met by `{plan.name}`, whose least is "
-            f"{in_bytes(peak)} ({peak} bytes), by {name!r}. Raise it, or train on more ranks (mesh=)."
+            f"not even a batch of one fits: {in_bytes(limit)} can't be met by `{plan.name}`; the least peak is "
+            f"{in_bytes(peak)} ({peak} bytes), by {name!r}. Raise the limit, or train on more ranks (mesh=)."
         )
     size = _found(peaks, limit, fits)
     name, peak = peaks.captured((size,))
@@ -87,7 +87,7 @@ def table_of(plan: Plan, *, batch: Any, sequence: Any, choice: str | None) -> Ta
 def _limit(plan: Plan, under: Any) -> int:
     if under is None:
         if plan.budget is None:
-            raise PlanError("say under which memory the largest is asked for: under='80 GiB'")
+            raise PlanError("give the memory limit for the largest: under='80 GiB'")
         return plan.budget
     return bytes_of(under, plan.device)
 
@@ -112,9 +112,9 @@ def _axis(plan: Plan, asked: Any, what: str) -> _Axis:
             chosen = [(at, t, d) for at, t, d in chosen if -t.dim() <= d < t.dim()]
             chosen = [(at, t, d) for at, t, d in chosen if t.shape[d] == chosen[0][1].shape[d]]
     if not chosen or any(not -t.dim() <= d < t.dim() for _, t, d in chosen):
-        raise PlanError(f"no argument has the dimension {asked!r}, which is to be the {what}")
+        raise PlanError(f"no argument has the dimension {asked!r}, named as the {what}")
     if len({t.shape[d] for _, t, d in chosen}) > 1:
-        raise PlanError(f"the arguments are not of one size in the dimension {asked!r}, which is to be the {what}")
+        raise PlanError(f"the sizes of the arguments differ in the dimension {asked!r}, named as the {what}")
     return _Axis({at: d for at, _, d in chosen}, chosen[0][1].shape[chosen[0][2]])
 
 

@@ -22,6 +22,7 @@ from torch import nn
 from .._torch.engine import ThreadDispatchMode
 from .._torch.nested import leaves
 from ..errors import PlanError
+from ..graph.source import a_name
 
 aten = torch.ops.aten
 
@@ -112,7 +113,7 @@ def _made(asked: Any, name: str, twins: Sequence[Twin], parameters: list[nn.Para
     except Exception as error:
         raise PlanError(f"{name} can't be made over these parameters: {type(error).__name__}: {error}") from error
     if not isinstance(made, torch.optim.Optimizer):
-        raise PlanError(f"{name} gives a {type(made).__name__}, which is no optimizer")
+        raise PlanError(f"{name} gives {a_name(type(made).__name__)}; it is no optimizer")
     return made
 
 

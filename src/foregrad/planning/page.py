@@ -68,7 +68,7 @@ def _charts(plan: Plan) -> Iterator[str]:
 
 
 def _chart(plan: Plan, memory: StepMemory, top: int) -> str:
-    """Bytes over the step: what stands below, what comes and goes above."""
+    """Bytes over the step: constant bytes below, temporary bytes above."""
     points, stand = _thinned(memory.alive), plan.standing.total
 
     def y(count: float) -> float:

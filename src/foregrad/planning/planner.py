@@ -246,10 +246,10 @@ class _Planner:
             *(f"{one.kind} of {one.module or 'the step'} {in_bytes(one.nbytes)}" for one in least.memory.at_peak[:3]),
         ]
         return BudgetError(
-            f"a budget of {in_bytes(result.budget or 0)} can't be met by `{self.step.name}` on {self.ranks}: the least "
-            f"is {in_bytes(least.memory.peak)} ({least.memory.peak} bytes), by {least.name!r}, at "
-            f"{least.memory.peak_at}. It holds: {', '.join(held)}. Raise the budget, take a smaller batch, another "
-            'optimizer, or more ranks (mesh={"fsdp": ...}).'
+            f"a budget of {in_bytes(result.budget or 0)} can't be met by `{self.step.name}` on {self.ranks}: the "
+            f"least is {in_bytes(least.memory.peak)} ({least.memory.peak} bytes), by {least.name!r}, at "
+            f"{least.memory.peak_at}. The peak holds: {', '.join(held)}. Raise the budget, take a smaller batch, a "
+            'different optimizer, or more ranks (mesh={"fsdp": ...}).'
         )
 
 

@@ -191,7 +191,7 @@ def seconds_of(nbytes: float, ranks: int, device: Device, host: int) -> float:
 
 
 def collectives_of(units: list[Unit], ranks: Ranks, device: Device) -> list[CollectiveCost]:
-    """What a step of these units communicates."""
+    """The communication of a step of these units."""
     found: list[CollectiveCost] = []
 
     def add(name: str, count: int, nbytes: int, among: int, host: int, times: int = 1) -> None:

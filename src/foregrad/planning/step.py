@@ -124,8 +124,8 @@ def loss_in(result: Any, name: str) -> torch.Tensor:
     chosen = singles if len(singles) == 1 else tensors
     if len(chosen) != 1:
         raise PlanError(
-            f"`{name}` gives {len(tensors)} tensors with gradients, none of which is called `loss`. Say which is the "
-            f"loss: foregrad.plan(lambda *args: {name}(*args)[0], ...)"
+            f"`{name}` gives {len(tensors)} tensors with gradients, and none is called `loss`. Name the loss: "
+            f"foregrad.plan(lambda *args: {name}(*args)[0], ...)"
         )
     return chosen[0]
 

@@ -22,13 +22,13 @@ def seconds(value: float) -> str:
 
 
 def heading(plan: Plan) -> list[str]:
-    """What is planned, for which device, under which assumptions."""
+    """The plan's subject, device and assumptions."""
     device, ranks = plan.device, plan.ranks
     has = f", {in_bytes(device.memory)}" if device.memory else ""
     shares = device.shares
     assumed = (
-        f"assumed, of what the maker publishes: {shares.flops:.0%} of the operations, {shares.bandwidth:.0%} of the "
-        f"bandwidth, {shares.link:.0%} of the links; and each operator a kernel"
+        f"assumed, as shares of the maker's figures: {shares.flops:.0%} of the operations, {shares.bandwidth:.0%} of "
+        f"the bandwidth, {shares.link:.0%} of the links; and each operator a kernel"
     )
     lines = [
         f"{amount(plan.trained)}parameters trained by {plan.optimizer.name}, on {ranks} of {device.name}{has}",

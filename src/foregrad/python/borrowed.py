@@ -21,8 +21,8 @@ class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for anothe
 
     def __init__(self, name: str, array: str, places: tuple[StatePlace, ...]) -> None:
         super().__init__(
-            f"`{name}` writes to a tensor over the array {array}, which a compiled call would not repeat. "
-            "Pass the array as an argument, or write to a copy (`torch.tensor(array)`)."
+            f"`{name}` writes to a tensor over the array {array}; a compiled call would not repeat the write. Pass "
+            "the array as an argument, or write to a copy (`torch.tensor(array)`)."
         )
         self.places = places
 

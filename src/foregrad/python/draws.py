@@ -37,8 +37,8 @@ class Draws:
     def draw(self, draw: Draw, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if draw.function in REFUSED_DRAWS:
             raise UnsupportedSideEffectError(
-                f"`{self.name}` calls `{draw.path}`, which gives something else in each call. Call it before, and pass "
-                "what it gives (of clocks, `time.time` and `time.perf_counter` can be asked inside)."
+                f"`{self.name}` calls `{draw.path}`: its result differs in each call. Call it before, and pass the "
+                "result (the clocks `time.time` and `time.perf_counter` may be read inside)."
             )
         planned = drawn_in(self.function)
         if self.taken < len(planned):
@@ -76,7 +76,7 @@ class Draws:
         raise UnsupportedSideEffectError(
             f"`{self.name}` computes in NumPy with the array `{path}`, or needs its numbers (a loop, `float()`, an "
             "assignment to elements, `torch.Tensor(array)`). Make a tensor of the array (`torch.from_numpy`) and "
-            "compute with that."
+            "compute with the tensor."
         )
 
     def check(self) -> None:
@@ -112,7 +112,7 @@ class Draws:
 
     def _said(self, draw: Draw) -> str:
         return (
-            f"`{self.name}` takes from {draw.path} something other than a number with fixed arguments, or more or less "
-            "often from call to call. Take from it before the call and pass what it gives (for random numbers, torch's "
-            "own functions work)."
+            f"`{self.name}` takes from {draw.path}, but not always numbers with fixed arguments, or not equally "
+            "often in each call. Draw before the call and pass the result (for random numbers, torch's own functions "
+            "work)."
         )

@@ -145,7 +145,7 @@ def _nothing(_: Any) -> tuple[()]:
 
 
 def _refuse(*_: Any) -> NoReturn:
-    raise TypeError("nothing can take the place of what this holds")
+    raise TypeError("the content of this object can't be replaced")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -58,8 +58,8 @@ class NewGenerators(Aspect):
         for result, path in zip(results, paths, strict=True):
             if result in self.made:
                 raise UnsupportedSideEffectError(
-                    f"`{self.recorder.host.name}` returns a random generator that it makes, {path}: that of each call "
-                    "would be the same. Make it outside."
+                    f"`{self.recorder.host.name}` returns a random generator that it makes, {path}: each compiled "
+                    "call would return an equal generator. Make it outside."
                 )
 
     def effects(self, run: Settled) -> list[RestartGenerator]:
@@ -69,7 +69,6 @@ class NewGenerators(Aspect):
         """It is known of each random generator whether the function makes it."""
         if "Generator" in run.names and self.made.unknown():
             raise UnsupportedSideEffectError(
-                f"`{self.recorder.host.name}` draws from a new random generator, of which it can't be told whether the "
-                "function makes it: make it as `torch.Generator(...)`, or outside and draw from it before the first "
-                "call."
+                f"`{self.recorder.host.name}` draws from a new random generator that perhaps the function makes: "
+                "make it by `torch.Generator(...)`, or make it outside and draw before the first call."
             )

@@ -123,8 +123,8 @@ class Observed:
                 left = self._left_in(context)
             if left is not None:
                 self._failed = self._failed or UnsupportedSideEffectError(
-                    f"`{self.name}` sets the context variable `{left.name}` for what comes after it, which a compiled "
-                    "call would not repeat. Set it outside the compiled function."
+                    f"`{self.name}` sets the context variable `{left.name}` for code after the call; a compiled call "
+                    "would not repeat this. Set it outside the compiled function."
                 )
             return result
 
@@ -175,8 +175,8 @@ class Observed:
         is_refused = code in REFUSED_CODE or code.co_name in REFUSED_NAMES.get(_root(frame), "").split()
         if is_refused and not _is_for_pytorch(frame.f_back):
             self._refuse(
-                f"`{self.name}` calls `{_name(frame)}` at {_line(frame.f_back)}, which a compiled call would not "
-                "repeat. Call it outside the compiled function."
+                f"`{self.name}` calls `{_name(frame)}` at {_line(frame.f_back)}; a compiled call would not repeat "
+                "this. Call it outside the compiled function."
             )
         found = trust_in(frame.f_globals.get("__name__"), code.co_filename, code.co_name)
         if found == OPAQUE:
@@ -213,9 +213,9 @@ class Observed:
             self._write(callee, frame)
         else:
             self._refuse(
-                f"`{self.name}` calls {_spelled(callee)} at {_line(frame)}, which may do or look at something that a "
-                "compiled call would not: it is not among the functions that are known to be pure. Call it outside the "
-                "compiled function, or in a function that `foregrad.eager_region` marks."
+                f"`{self.name}` calls {_spelled(callee)} at {_line(frame)}, a function not known to be pure: it may "
+                "have effects, or read state, that a compiled call would miss. Call it outside the compiled "
+                "function, or in a function that `foregrad.eager_region` marks."
             )
 
     def warns(self, frame: FrameType | None) -> bool:
@@ -233,7 +233,7 @@ class Observed:
         return is_meant
 
     def asked(self, function: str, value: Any) -> None:
-        """Code that is looked at calls `id` or `hash`, which tell one object from another."""
+        """Observed code calls `id` or `hash`, and so tells objects apart."""
         if self.host.varies(value):
             self._refuse(
                 f"`{self.name}` calls `{function}` of an argument at {_line(sys._getframe(2))}: the object differs in "
@@ -243,8 +243,8 @@ class Observed:
     def looks_back(self, frame: FrameType) -> NoReturn:
         """The code of a frame looks at frames that the function may have been called from."""
         self._refuse(
-            f"`{self.name}` looks at the code that calls it at {_line(frame)}, which may be other code in each call. "
-            "Hand in what it is to know. (In eager calls, too, there are frames of foregrad between the two.)"
+            f"`{self.name}` reads its caller's frames at {_line(frame)}; the caller may differ in each call. Pass "
+            "the information as an argument. (In eager calls, too, foregrad's frames lie between.)"
         )
 
     def _write(self, callee: Any, frame: FrameType) -> None:
@@ -258,8 +258,8 @@ class Observed:
         kind = kind_of(target)
         if kind is None:
             self._refuse(
-                f"`{self.name}` calls {_spelled(callee)} at {_line(frame)}, which writes to an object that nothing can "
-                "put back. Do it outside the compiled function."
+                f"`{self.name}` calls {_spelled(callee)} at {_line(frame)}, and the call writes to an object that "
+                "can't be restored. Do it outside the compiled function."
             )
         if len(self._met) > _FEW:
             self._let_go()
@@ -289,8 +289,8 @@ class Observed:
         for holder in self._changed():
             if not newborns.has(holder.target):
                 self._refuse(
-                    f"`{self.name}` writes to {holder.step}, which is older than the call and found where nobody "
-                    "looks. Do it outside the compiled function, or hand the object in."
+                    f"`{self.name}` writes to {holder.step}, an object older than the call that foregrad does not "
+                    "look into. Do it outside the compiled function, or pass the object as an argument."
                 )
 
     def give_up(self) -> None:

@@ -122,7 +122,7 @@ class ProgramOutput(Aspect):
         if said is None:
             if kind == "warn" and self.is_of_backward(args[3], args[0]):
                 return True
-            error = f"`{self.host.name}` {verb}, which a compiled call would not repeat. Do it outside the function."
+            error = f"`{self.host.name}` {verb}; a compiled call would not repeat this. Do it outside the function."
             return bool(state.own.observed.fail(ProgramOutputError(error)))
         state.journals.said.append((CONSOLE, f"what it {verb}", *said))
         return True
@@ -142,7 +142,7 @@ class ProgramOutput(Aspect):
             return print_of(parted, args, **kwargs) if kind == "print" else log_of(parted, *args)
         said = None if kwargs["more"] else warn_of(*args, outermost=self.recorder.origins.root)
         if said is not None:
-            state.reads.ask(said[1], f"what is done with the warning {said[1][0]!r}", would_raise)
+            state.reads.ask(said[1], f"the action for the warning {said[1][0]!r}", would_raise)
             if would_raise(said[1]):
                 return None
         return said

@@ -75,8 +75,8 @@ class OwnWrites:
         """Whether the run may have computed with a second thread's change of its stand-ins."""
         if len(self.disturbed) > _MOST_DISTURBED:
             raise UnsupportedSideEffectError(
-                f"`{name}` reads {self.disturbed[-1]}, to which another thread writes in the middle of each capture. "
-                "Hand in what it reads."
+                f"`{name}` reads {self.disturbed[-1]}, and a second thread writes to it during each capture. Pass "
+                "the value as an argument."
             )
         return len(self.disturbed) > self._count
 

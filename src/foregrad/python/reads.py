@@ -288,8 +288,8 @@ class Reads:
         if issubclass(type(module), torch.jit.ScriptModule):
             if name != "__class__":
                 raise UnsupportedOpError(
-                    "the function uses a module of TorchScript's, which no capture looks into. Use the Python that it "
-                    "was made of, or call it in a function that `foregrad.eager_region` marks."
+                    "the function uses a module of TorchScript; a capture can't look inside. Use the Python source, "
+                    "or call it in a function that `foregrad.eager_region` marks."
                 )
             return
         own = object.__getattribute__(module, "__dict__")

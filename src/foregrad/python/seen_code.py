@@ -62,9 +62,10 @@ class SeenCode:
         found = (kind(module, in_forward=in_forward) for kind in given("modules that communicate"))
         for wrapper in filter(None, found):
             raise UnsupportedOpError(
-                f"`{self.name}` calls a module of {wrapper} ({user_line(self.origins.here())}), which exchanges "
-                "parameters and gradients with other processes around its forward. Compile that module, or each such "
-                "module in it: its forward is compiled, and the rest runs around it."
+                f"`{self.name}` calls a module of {wrapper} ({user_line(self.origins.here())}), and the module "
+                "exchanges parameters and gradients with other processes around its forward. Compile the wrapped "
+                "module, or each wrapped module inside: its forward is compiled, and the exchange runs outside the "
+                "graph."
             )
 
     def scan(
@@ -143,9 +144,9 @@ def _check_handled(name: str, scan: Scan, reads: Reads) -> None:
     if any(not _OF_HANDLED.isdisjoint(named.loaded | named.others) for _, named in scan.code):
         if not _is_none_handled():
             raise UnsupportedSideEffectError(
-                f"`{name}` is called while an exception is being handled, and its code may look at that exception "
+                f"`{name}` is called while an exception is being handled, and its code may read the exception "
                 "(`sys.exc_info()`, `__context__`, `traceback.format_exc()`). Call it outside of the `except` block, "
-                "or hand in what it is to know."
+                "or pass the information as an argument."
             )
         reads.ask(_is_none_handled, "whether no exception is being handled", _is_none_handled)
 

@@ -84,8 +84,8 @@ class ArithmeticSettings:
 
     def refuse_dtype(self) -> None:
         raise UnsupportedSideEffectError(
-            f"the default dtype is set to another one before {self.where()}: which dtype a graph's "
-            "numbers become is the default of its call. Set it outside, or name the dtype of each tensor."
+            f"the default dtype changes before {self.where()}, and a graph uses the default of its call. Set it "
+            "outside, or name the dtype of each tensor."
         )
 
 
@@ -121,7 +121,7 @@ class LeaveSettings(CallEffect):
         return [f"{writer.bind('apply_settings', apply_settings)}({settings})"]
 
     def __str__(self) -> str:
-        return f"leave {', '.join(f'{name}={value!r}' for name, value in self.settings)} for what comes after the call"
+        return f"leave {', '.join((f'{name}={value!r}' for name, value in self.settings))} for code after the call"
 
 
 @aspect
@@ -162,8 +162,8 @@ class Settings(Aspect):
         others = sorted({*self.after, *known} - REPLAYED)
         if others:
             raise UnsupportedSideEffectError(
-                f"`{name}` changes {', '.join(others)} and does not put it back, which a compiled call would not "
-                "repeat. Set it outside."
+                f"`{name}` changes {', '.join(others)} and does not restore it; a compiled call would not repeat "
+                "this. Set it outside."
             )
         check_finished(name, was_inference)
         if "the default dtype" in self.after:

@@ -119,9 +119,8 @@ class PythonState:
 
     def _refuse_drawing(self, what: str) -> None:
         raise UnsupportedSideEffectError(
-            f"`{self.name}` can reach {what}, which gives something else each time, where calls of it can't be seen (a "
-            "default, a tuple, a partial application). Call it before the call, or by the "
-            "name of its module."
+            f"`{self.name}` can reach {what}, whose result differs each time, through an object that hides its calls "
+            "(a default, a tuple, a partial application). Call it before the call, or by the name of its module."
         )
 
     def _refuse_taking(self, iterator: str, where: Callable[[], str] | None = None) -> NoReturn:
@@ -165,7 +164,7 @@ class PythonState:
             self._strays[module] = holders
 
     def _leave_strays(self) -> Iterator[str]:
-        """Take the tensors of the capture out of these modules; returns the places' names for people."""
+        """Take the tensors of the capture out of the modules; returns the places' names for people."""
         for module, holders in self._strays.items():
             for holder in holders:
                 for key, value in kinds.DICT.read(holder.target).items():
@@ -219,7 +218,7 @@ class PythonState:
         self.containers.update(dict.fromkeys(self._only_written(), True))
 
     def outputs(self, result: Any, unwrap: Unwrap, more: _Named) -> tuple[list[Any], list[str], Tree]:
-        """The leaves of the result, then those of the written values and of `more` outputs; their names for people; the
+        """The leaves of the result, of the written values, and of `more` outputs; the leaves' names for people; the
         structure of the result.
         """
         self.own.after = {holder: now_in(holder) for holder in self._changed}
@@ -250,8 +249,8 @@ class PythonState:
         for holder in (*written, *filter(None, self.given_back.values())) if self.own.observed.has_run else ():
             if not self._is_still(holder, seen.get(holder, holder.before)):
                 raise BackwardChangesError(
-                    f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
-                    "would not repeat. Do it outside of the hook or Function."
+                    f"the backward of `{self.name}` changes {holder.name() or 'an object'}; a compiled backward "
+                    "would not repeat the change. Do it outside of the hook or Function."
                 )
         for holder in self.before.caches:  # as eager leaves them, too
             holder.before = left_in_cache(holder.target, holder.before)
@@ -302,8 +301,8 @@ class PythonState:
             if written is not None or changed:
                 what = changed[0].name() if written is None else written[1]
                 raise UnsupportedSideEffectError(
-                    f"`{self.name}` changes {what or 'an object'} before {who}, which may look at it: a compiled call "
-                    "writes to Python's state when the graph has run. Change it behind that call."
+                    f"`{self.name}` changes {what or 'an object'} before {who}, and {who} may read it: a compiled "
+                    f"call writes to Python's state after the graph. Move the change behind {who}."
                 )
             yield
             self.take_over(region)
@@ -330,7 +329,7 @@ class PythonState:
             changed = [key for key in place.items if old.get(key, ABSENT) is not place.look(key)]
             if changed or not isinstance(before, dict):
                 raise UnsupportedSideEffectError(
-                    f"`{name}` reads {holder.name() or 'an object'}, which the eager region `{region}` changes. Let "
+                    f"`{name}` reads {holder.name() or 'an object'}, and the eager region `{region}` changes it. Let "
                     "the region return the value."
                 )
 
@@ -358,11 +357,12 @@ def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_change
         made = [results.get(key) for key in table if id(key) not in new and not before.knows(results.get(key))]
         if any(is_made(x) or kind_of(x) or (type(table_of(x)) is dict and not is_symbolic(x)) for x in made):
             raise EscapedTensorError(
-                f"`{name}` leaves a tensor, container or object that it made in the cache of `{_name(holder.target)}`, "
-                "which a compiled call would not do. Call that before the first call."
+                f"`{name}` leaves a tensor, container or object that it made in the cache of "
+                f"`{_name(holder.target)}`; a compiled call would not repeat this. Fill the cache before the first "
+                "call."
             )
     if filled and has_changed:
-        error, remedy = UnsupportedSideEffectError, "Call it with the same arguments in each call, or outside."
+        error, remedy = UnsupportedSideEffectError, "Call it with equal arguments in each call, or outside."
         if call.fills_caches:
             error, remedy = EscapedTensorError, "Call this once before: with the result kept, later calls are compiled."
         raise error(
@@ -389,8 +389,8 @@ def _defined(function: Any) -> str:
 
 
 def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[Holder]:
-    """Changed holders, and holders whose lifted argument was overwritten with the old value: the next call does so with
-    a new number.
+    """Changed holders, and holders with a lifted argument overwritten by the old value: the next call does
+    so by a new number.
     """
     lifted: ById[Any, list[StatePlace]] = ById()
     for place in lifted_places(function):
@@ -485,14 +485,14 @@ class RunArguments:
 def refuse_change(name: str, what: str) -> NoReturn:
     """Refuse a write to an argument that no call would repeat."""
     raise UnsupportedSideEffectError(
-        f"`{name}` changed {what} (added, removed or replaced an item), which a compiled call would not repeat. Return "
-        "the new values instead."
+        f"`{name}` changed {what} (added, removed or replaced an item); a compiled call would not repeat this. "
+        "Return the new values instead."
     )
 
 
 def _used_up_error(name: str, what: str) -> UnsupportedSideEffectError:
     """The error for a function that takes from an iterator or a random generator."""
     return UnsupportedSideEffectError(
-        f"`{name}` takes from {what}, which gives something else each time; a compiled call would not. "
-        "Take from it before the call and pass what it gave (for random numbers, torch's own functions work)."
+        f"`{name}` takes from {what}, a source of values that differ each time; a compiled call would repeat one "
+        "value. Draw before the call and pass the result (for random numbers, torch's own functions work)."
     )

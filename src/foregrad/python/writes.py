@@ -87,8 +87,8 @@ class PythonWrites:
                 if holder.kind is kinds.OUTSIDE:
                     what, of = "sets", "of a library"
                 raise UnsupportedSideEffectError(
-                    f"`{name}` {what} {holder.name() or 'an object'} ({of}), which a compiled call would not "
-                    "repeat. Do that before the call and pass what it gives."
+                    f"`{name}` {what} {holder.name() or 'an object'} ({of}); a compiled call would not repeat this. "
+                    "Do it before the call and pass the result."
                 )
             find(self, holder)
 
@@ -243,15 +243,15 @@ class PythonWrites:
         if is_bounded or (self.fills_caches and is_fill):
             self._refuse_fill(holder.name())
         raise GrowingError(
-            f"`{self.name}` changes how many items {holder.name() or 'a container'} has in this call, which a compiled "
-            f"call would not repeat. {remedy_at(holder.name(), 'Return what it adds, or add it outside.')}",
+            f"`{self.name}` changes the number of items in {holder.name() or 'a container'} in this call; a compiled "
+            f"call would not repeat this. {remedy_at(holder.name(), 'Return the added items, or add them outside.')}",
             holder.target,
         )
 
     def _refuse_fill(self, path: str) -> None:
         raise EscapedTensorError(
-            f"`{self.name}` fills {path}, where it had looked before. A compiled call would not do so. Fill caches "
-            "before the first call, keep a state in a buffer and write to that in place, or return the tensor."
+            f"`{self.name}` fills {path}, and has read it before. A compiled call would not repeat this. Fill caches "
+            "before the first call, keep state in a buffer that is written in place, or return the tensor."
         )
 
     def _add(self, value: Any, path: str, old: Any) -> int:
@@ -290,7 +290,7 @@ def _has_tensors(value: Any) -> bool:
 def attribute_set_error(name: str, attribute: str) -> UnsupportedSideEffectError:
     """The error for a function that sets or deletes an attribute of a tensor."""
     return UnsupportedSideEffectError(
-        f"`{name}` sets {attribute}, an attribute of a tensor, which a compiled call would not repeat. Return the "
+        f"`{name}` sets {attribute}, an attribute of a tensor; a compiled call would not repeat this. Return the "
         "value instead."
     )
 
@@ -406,11 +406,13 @@ class MadeValues:
     def _refuse(self, value: Any, path: str, what: str) -> NoReturn:
         kind = "tensor" if is_stand_in(value) else type(value).__qualname__
         raise UnsupportedSideEffectError(
-            f"`{self.name}` leaves a {kind} {what} in {path}; a compiled call can't make "
-            "another one. "
+            f"`{self.name}` leaves a {kind} {what} in {path}; a compiled call can't make a new one. "
             + remedy_at(
                 path,
-                "Keep tensors, numbers, and lists, tuples, dicts and plain objects of these there, or make it outside.",
+                (
+                    "Keep only tensors, numbers, and lists, tuples, dicts and plain objects of tensors and numbers "
+                    "there, or make it outside."
+                ),
             )
         )
 

@@ -429,8 +429,8 @@ def _run(region: Region, inputs: list[torch.Tensor]) -> Ran:
         region.written = tuple(changed)
     elif not set(changed) <= set(region.written or ()):
         raise UnsupportedMutationError(
-            f"the eager region `{region.name}` called at {region.where} writes to a tensor among its arguments, which "
-            "it did not do when it was captured. Let it return the new value."
+            f"the eager region `{region.name}` called at {region.where} writes to a tensor among its arguments, but "
+            "did not at capture. Let the region return the new value."
         )
     outputs += [arguments[i] for i in region.written or ()]
     memory = frozenset(storage_key(t) for t in arguments if t.layout is torch.strided)
@@ -498,7 +498,7 @@ def _check_same(region: Region, ran: Ran, sizes: Sequence[int]) -> None:
         and all(any(leaf is one for one in leaves) for leaf in ran.leaves)
     )
     if not same:
-        raise RegionChangedError(f"what the eager region `{region.name}` returns")
+        raise RegionChangedError(f"the result of the eager region `{region.name}`")
 
 
 def _same_rest(one: Any, other: Any) -> bool:

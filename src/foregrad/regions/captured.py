@@ -141,8 +141,9 @@ class EagerRegions(Aspect):
         ran = self._run(region, reals)
         if ran.left:
             raise UnsupportedSideEffectError(
-                f"the eager region `{name}` called at {where} {ran.left} a container that it is given, and would be "
-                "given a copy of it. Hand it the items and use what it returns, or an object that holds the container."
+                f"the eager region `{name}` called at {where} {ran.left} a container among its arguments, but a "
+                "compiled call would pass a copy. Pass the items and use the result, or pass an object that holds "
+                "the container."
             )
         with without_torch_functions():  # of which the lifting would see the region's own tensors
             leaves = [recorder.adopt(leaf) for leaf in ran.leaves]
@@ -208,7 +209,7 @@ class EagerRegions(Aspect):
         if watch.uses_stand_in or not moved.isdisjoint(watch.used):
             raise UnsupportedSideEffectError(
                 f"the eager region `{region.name}` called at {region.where} uses a tensor that the compiled function "
-                "computed, or wrote to, and does not hand to it. Pass it as an argument."
+                "computed or wrote to, but did not pass. Pass it as an argument."
             )
         self._written.update((key, (tensor, region)) for key, tensor in watch.written.items())
 
@@ -219,8 +220,8 @@ class EagerRegions(Aspect):
         for output, view in zip(results, region.views, strict=False):
             if view is None and storage_key(output) in known:
                 raise UnsupportedAliasError(
-                    f"the eager region `{region.name}` called at {region.where} returns a tensor in memory that it did "
-                    "not allocate, or two in one memory. Return copies (`.clone()`)."
+                    f"the eager region `{region.name}` called at {region.where} returns a tensor in memory that it "
+                    "did not allocate, or two tensors that share memory. Return copies (`.clone()`)."
                 )
             known.add(storage_key(output))
 
@@ -230,8 +231,8 @@ class EagerRegions(Aspect):
             found = self._written.get(storage_key(record.real))
             if found is not None:
                 raise UnsupportedSideEffectError(
-                    f"the eager region `{found[1].name}` called at {found[1].where} writes to {record.slot}, which the "
-                    "compiled function uses too. Write to it in one of them only."
+                    f"the eager region `{found[1].name}` called at {found[1].where} writes to {record.slot}, and the "
+                    "compiled function uses it too. Write to it in the region only, or in the function only."
                 )
         self.host.state.check_taken_over(self.name)
 
@@ -285,10 +286,10 @@ class _RegionCall:
     def refuse(self) -> NoReturn:
         """The gradients are differentiated."""
         region = self.region
-        said = "Keep it out of that, or write it in PyTorch's operators without the mark."
+        said = "Keep the region out of the differentiated part, or write it in PyTorch's operators without the mark."
         if isinstance(custom := getattr(region.function, "owner", None), type):  # nobody has marked it
             differentiated_twice.add(custom)
-            said = "Call the function again: from now on such calls run eagerly."
+            said = "Call the function again: from now on calls like this run eagerly."
         raise UnsupportedOpError(
             f"the eager region `{region.name}` called at {region.where} is differentiated twice, which is not "
             f"supported. {said}"
@@ -417,8 +418,8 @@ class Arguments:
     def _opened(self, value: Any) -> _Part:
         if is_wrapper(value):
             raise UnsupportedTensorError(
-                f"an eager region is given a {type(value).__qualname__}, a tensor that holds others. Hand it the plain "
-                "tensors in there."
+                f"an eager region is given a {type(value).__qualname__}, a tensor with inner tensors. Pass the inner "
+                "tensors."
             )
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
@@ -436,8 +437,8 @@ class Arguments:
         kind, cls, context, items = opened
         if kind == "registered" and any(map(operator.is_not, items, open_container(value)[3])):  # type: ignore[index]
             raise UnsupportedSideEffectError(
-                f"an eager region is given a {type(value).__qualname__}, whose containers are made anew each time that "
-                "it is taken apart: what the region does to those in there can't be seen. Hand it the items."
+                f"an eager region is given a {type(value).__qualname__}, flattened into new containers each "
+                "time, so writes of the region would be lost. Pass the items."
             )
         tree = Tree(kind, cls, context, (LEAF,) * len(items), len(items))
         parts = list(map(self._opened, items))

@@ -59,8 +59,8 @@ def mark(fn: Any, attribute: str, door: str) -> bool:
         return True
     if isinstance(fn, type) or not callable(fn):
         raise TypeError(
-            f"foregrad.{door} marks a function, a method or a module, not {fn!r}. Mark a class's `forward`, or an "
-            "object made of it."
+            f"foregrad.{door} marks a function, a method or a module, not {fn!r}. Mark the `forward` of a class, or "
+            "an object of the class."
         )
     return False
 

@@ -103,9 +103,9 @@ class CustomFunctions(Aspect):
             backward = _backward(cls)
             if asks and cls not in self.regions and backward is not None and backward.co_argcount != 2:
                 raise UnsupportedError(
-                    f"`{name}` applies `{cls.__name__}`, whose backward is told which of its results have no gradient "
-                    f"(`set_materialize_grads(False)`), and gives {tangents} results that a gradient may come to or "
-                    "not. Compute one result of them, such as a loss, in the function."
+                    f"`{name}` applies `{cls.__name__}`, a Function with `set_materialize_grads(False)`, and returns "
+                    f"{tangents} results; its backward depends on the results that receive a gradient. Compute a "
+                    "single result, a loss, in the function."
                 )
 
     def on_numpy(self, cls: Any) -> None:
@@ -130,8 +130,8 @@ class CustomFunctions(Aspect):
 
 def _held_in(cls: Any, what: str) -> UnsupportedSideEffectError:
     return UnsupportedSideEffectError(
-        f"the context of `{cls.__name__}` holds {what}, and its backward looks at it: it may be another by then. Give "
-        "the Function the values that it needs."
+        f"the context of `{cls.__name__}` holds {what}, and its backward reads the object: it may change before the "
+        "backward. Pass the values to the Function."
     )
 
 
@@ -235,8 +235,8 @@ class EagerHooks(Aspect):
 
     def looks(self, how: str) -> UnsupportedSideEffectError:
         return UnsupportedSideEffectError(
-            f"a hook that is {how} looks at Python's state, which may be another by the time of the backward, and at "
-            "what the call computes, is given or gives back: no graph holds both. Let the hook look at one of them."
+            f"a hook that is {how} reads Python state that may change before the backward, and also tensors of the "
+            "call: no graph can hold both. Move one of the reads out of the hook."
         )
 
     def failed(self, error: BaseException) -> bool:
@@ -300,8 +300,9 @@ class _HookCall:
         for gradient in gradients:
             if is_wrapper(gradient):
                 raise UnsupportedTensorError(
-                    f"the hook `{self.name}` registered at {self.where} does what no graph holds, with a "
-                    f"{type(gradient).__qualname__}. Put it on what the compiled function returns."
+                    f"the hook `{self.name}` registered at {self.where} runs Python on a "
+                    f"{type(gradient).__qualname__}, and no graph can hold this. Put the hook on the result of the "
+                    "compiled function."
                 )
             if gradient.layout is not torch.strided:
                 recorder.value_of(gradient)  # raises
@@ -315,8 +316,8 @@ class _HookCall:
         """The hook's result is differentiated."""
         differentiated_twice.add(_key(self.hook))
         raise UnsupportedOpError(
-            f"the hook `{self.name}` registered at {self.where} is differentiated, and it does what no graph holds. "
-            "Compile the function again: its calls run eagerly then."
+            f"the hook `{self.name}` registered at {self.where} is differentiated, and it runs Python that no graph "
+            "can hold. Compile the function again: its calls then run eagerly."
         )
 
 
@@ -431,7 +432,7 @@ class OwnHooks(Aspect):
                 raise UnsupportedSideEffectError(
                     f"`{name}` puts a hook on an autograd node that is none of its own backward: the node of a view "
                     f"that it returns, or of a leaf.\n  registered at {noted.line}\n  Put the hook on a tensor "
-                    "(`register_hook`), or on the node of what the compiled function returns."
+                    "(`register_hook`), or on the node of a result, after the call."
                 )
 
     def settle(
@@ -495,9 +496,9 @@ def _check_view(name: str, info: OutputInfo) -> None:
 
 def _hook_on_view(name: str, path: str) -> UnsupportedSideEffectError:
     return UnsupportedSideEffectError(
-        f"`{name}` puts a hook on the view {path} that it returns, which computes with tensors of the function, or "
-        "other results are computed from that view. Return a copy of the view, or put the hook on what the function "
-        "returns."
+        f"`{name}` puts a hook on the view {path} that it returns; the hook computes with tensors of the function, "
+        "or further results are computed from the view. Return a copy of the view, or put the hook on the result "
+        "after the call."
     )
 
 

@@ -62,7 +62,7 @@ def _raise(compiled: Compiled, number: int, saved: Sequence[Any], tangents: Sequ
     if node is not None:
         message += f" The first operator that gives nan there is `{node.target}`"
         trace = node.meta.get("stack_trace")
-        message += f", which differentiates this line:\n{trace}" if trace else "."
+        message += f": it differentiates this line:\n{trace}" if trace else "."
     raise AnomalyError(message)
 
 

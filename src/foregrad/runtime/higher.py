@@ -113,9 +113,9 @@ class _Differentiable:
         comes_dual = engine.forward_ad._current_level >= 0 and any(map(_is_dual, tangents))
         if comes_dual and any(g is not None and g.requires_grad and not _is_dual(g) for g in gradients):
             raise UnsupportedError(
-                f"a gradient of the compiled `{self.name}` is taken with create_graph=True, and what comes in is a "
-                "dual number: that gradient has no tangent, as it would have without foregrad. Take it inside the "
-                "compiled function, or without create_graph=True."
+                f"a gradient of the compiled `{self.name}` is taken with create_graph=True, and an incoming gradient "
+                "is a dual number: the tangent would be lost. Take the gradient inside the compiled function, or "
+                "without create_graph=True."
             )
         return gradients
 
@@ -185,15 +185,15 @@ def needs_input_grad_of(ctx: Any, taken: list[int], *, exact: bool = False) -> N
 def _refuse(ctx: Any, *tangents: Any) -> Any:
     raise UnsupportedError(
         "a compiled function was differentiated twice (create_graph=True), or its backward is compiled again for a "
-        "part of it or for gradients of another kind, but its trace was not kept: "
-        "foregrad.config.higher_order is False."
+        "part or for gradients with different metadata, but its trace was not kept: foregrad.config.higher_order is "
+        "False."
     )
 
 
 def _refuse_sizes(condition: str) -> None:
     raise UnsupportedError(
-        f"a derivative of a compiled function was made for sizes with {condition}, and now has others. "
-        "Compile with dynamic=False: each size then gets graphs of its own."
+        f"a derivative of a compiled function was made for sizes with {condition}, and does not hold for the sizes "
+        "of this call. Compile with dynamic=False: each size then gets graphs of its own."
     )
 
 

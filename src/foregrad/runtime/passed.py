@@ -36,9 +36,8 @@ Mark = Callable[[torch.Tensor, Any], None]
 def said_of(signature: Signature, name: str, what: str, after: tuple[int, ...], how: str) -> str:
     slots = [str(signature.graph_outputs.slots[i]) for i in signature.gradients.differentiable]
     return (
-        f"`{name}` computes {', '.join(slots[i] for i in after)} from {what}, which it returns as well: {how} would "
-        "miss the gradient that flows through it inside. Compile what comes before it and what comes after it as two "
-        "functions."
+        f"`{name}` computes {', '.join(slots[i] for i in after)} from {what}, and returns both: {how} would miss "
+        "the gradient that flows inside the function. Compile the part before and the part after as two functions."
     )
 
 
@@ -76,9 +75,9 @@ def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) 
 def said_of_hooked(signature: Signature, name: str, at: int) -> str:
     what = signature.structure.outputs[at].path
     return (
-        f"`{name}` puts a hook on {what}, which it returns, and computes with its own tensors in "
-        "that hook or other results from that one: another hook on it, its `.grad`, or the gradient by it would not be "
-        "what that hook makes of it. Put the hook on what the function returns."
+        f"`{name}` puts a hook on {what} and returns that tensor; the hook uses tensors of the function, or further "
+        "results are computed from the tensor. A second hook, `.grad`, or a gradient by the tensor would miss the "
+        "change that the hook makes. Put the hook on the returned tensor, after the call."
     )
 
 

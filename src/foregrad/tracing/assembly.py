@@ -231,7 +231,7 @@ class Assembly(CaptureParts):
             if at in self.called.inside:
                 return "has hooks that compute with its own tensors"
             is_passed = at in aliases or getattr(analysis.outputs[at], "output", None) in outputs
-            return "computes other results from it, whose gradients flow to it inside" if is_passed else ""
+            return "computes further results from the tensor; their gradients flow to it inside" if is_passed else ""
 
         paths = [info.path for info in analysis.outputs]
         return Settled(self.name, results, paths, known, number, interior, may_stop)

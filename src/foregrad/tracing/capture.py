@@ -360,13 +360,12 @@ def _check_gradients(name: str, records: list[InputRecord], where: str) -> None:
 def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
     if goes_on:
         return UnsupportedSideEffectError(
-            f"`backward()` in `{name}`{' at ' + where if where else ''} goes on into what {slot} was computed from, "
-            f"before the call; a compiled call can't. Call it outside, or use `.detach().requires_grad_()` of "
-            f"{slot}."
+            f"`backward()` in `{name}`{' at ' + where if where else ''} reaches the graph of {slot} before "
+            f"the call; a compiled call can't. Call it outside, or use `{slot}.detach().requires_grad_()`."
         )
     return UnsupportedSideEffectError(
-        f"`{name}` writes to `.grad` of {slot}{' at ' + where if where else ''}, which a compiled call can't repeat; "
-        "use torch.autograd.grad, or do it outside."
+        f"`{name}` writes to `.grad` of {slot}{(' at ' + where if where else '')}; a compiled call can't repeat "
+        "this. Use torch.autograd.grad, or do it outside."
     )
 
 
@@ -397,17 +396,17 @@ def _check_results(
     for result, path in zip(results, paths, strict=True):
         if is_ragged(result):
             raise UnsupportedTensorError(
-                f"`{name}` returns the size of a ragged dimension, {path}, which belongs to its offsets and has no "
-                "value. Return the tensor."
+                f"`{name}` returns the size of a ragged dimension, {path}, a symbol of its offsets without a value. "
+                "Return the tensor."
             )
         if isinstance(result, torch.nn.Module) and any(map(is_of_capture, _tensors_of(result))):
             raise UnsupportedSideEffectError(
-                f"`{name}` returns a module that it makes, {path}: that of each call would be the same, with no values "
-                "in it. Make it outside."
+                f"`{name}` returns a module that it makes, {path}: each compiled call would return an equal module "
+                "without values. Make it outside."
             )
         if is_of_capture(result) and result not in known and gradient_of(result) is not None:
             raise UnsupportedSideEffectError(
-                f"`{name}` sets `.grad` of {path}, which it returns; a compiled call would not. Set it outside."
+                f"`{name}` sets `.grad` of the result {path}; a compiled call would not. Set it outside."
             )
 
 

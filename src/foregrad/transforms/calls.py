@@ -122,7 +122,7 @@ class LayeredCalls(Transformed):
         if written and self._writes > _MOST_WRITES:
             raise UnsupportedSideEffectError(
                 f"`{self.name}` writes {', '.join(written)}, and is called under a torch.func transform or with dual "
-                "numbers, where a compiled function may run more than once. Return what it writes."
+                "numbers: there a compiled function may run more than once. Return the new values."
             )
 
     def _run(self, call: FlatCall, captured: Captured) -> Callable[..., Any]:

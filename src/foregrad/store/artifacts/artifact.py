@@ -303,7 +303,7 @@ def _artifact(contents: Contents) -> Artifact:
     specializations = [again(number) for number in range(len(programs))]
     for name, digest in _extensions_of(specializations).items():
         if checked(manifest.get("extensions", {}), dict).get(name) != digest:
-            raise ArtifactError(f"its effects are of {name}, whose source differs from the source at export")
+            raise ArtifactError(f"its effects are of {name}, and the source differs from the source at export")
     versions = {key: checked(manifest[key], str) for key in ("foregrad", "torch")}
     return Artifact(checked(manifest["name"], str), specializations, entries, versions=versions, again=again)
 
@@ -333,7 +333,7 @@ def _no_exported_program(specialization: Specialization) -> str | None:
     for effect in signature.effects.log:
         is_of_result = effect.result is not None and isinstance(effect, (TakeView, MarkRequiresGrad, Detach))
         if not (is_of_result or (isinstance(effect, Write) and effect.is_whole)):
-            return f"it does more to its inputs than write to them ({effect})"
+            return f"it has effects on its inputs besides writes ({effect})"
     for call_effect in signature.effects.around:
         return f"it does more than compute ({call_effect})"
     if signature.effects.python_writes:

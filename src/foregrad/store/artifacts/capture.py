@@ -91,8 +91,8 @@ class Exporter:
             raise ArtifactError(f"{name} is not initialized: call the module once before exporting it")
         if tensor.requires_grad and not tensor.is_leaf:
             raise ArtifactError(
-                f"an artifact can't hold {name}, which was computed from tensors that require grad: detach it, or "
-                'pass closed_over="inputs"'
+                f"an artifact can't hold {name}, computed from tensors that require grad: detach it, or pass "
+                'closed_over="inputs"'
             )
         self.entries[name] = StateEntry(name, kind, tensor, tensor.requires_grad)
         self.names[tensor] = name
@@ -146,7 +146,7 @@ class Exporter:
         captured = capture_call(call, Options(self.name, table or {}, higher_order=higher, around=around))
         _check_wrappers(captured, self.name)
         for guard in captured.guards:
-            raise UnsupportedError(f"`{self.name}` has a guard on {guard.name}, which an artifact can't ask again")
+            raise UnsupportedError(f"`{self.name}` has a guard on {guard.name}, and an artifact can't check it")
         for region in captured.joint.signature.stops.eager_regions:
             raise UnsupportedError(
                 f"`{self.name}` calls the eager region `{region.name}` at {region.where}, and an artifact holds no "
@@ -246,7 +246,7 @@ class Exporter:
             if question == ATTRIBUTES and not value:  # a tensor without attributes answers alike
                 continue
             if question not in QUESTIONS or type(value) not in (bool, int):
-                raise ArtifactError(f"`{self.name}` asks {question.format(slot)}, which an artifact can't ask again")
+                raise ArtifactError(f"`{self.name}` asks {question.format(slot)}, and an artifact can't ask again")
             facts.append((number, question, None, value))
         return tuple(facts)
 
@@ -273,9 +273,9 @@ def _check_effects(joint: JointGraph, name: str) -> None:
     if written:
         shown = ", ".join(written[:_MOST_SHOWN]) + (", ..." if len(written) > _MOST_SHOWN else "")
         raise UnsupportedSideEffectError(
-            f"`{name}` writes {shown}, which an artifact can't: it has none of the program's objects. Keep state in a "
-            "buffer and write to that in place, or return it; call the function once before exporting it where only "
-            "its first call writes."
+            f"`{name}` writes {shown}, but an artifact has none of the program's objects. Keep state in a buffer "
+            "that is written in place, or return it; if only the first call writes, call the function once before "
+            "the export."
         )
     for effect in signature.effects.around:
         if not effect.storable:
@@ -293,15 +293,15 @@ def _check_wrappers(captured: Captured, name: str) -> None:
     is_changed |= any(effect.input >= len(signature.inputs) for effect in signature.effects.log)
     if is_returned or is_changed or (wrappers is not None and wrappers.arguments):
         raise UnsupportedError(
-            f"`{name}` takes, returns or writes wrapper subclasses of tensors, of which an artifact can't hold the "
-            "classes: it can read them where its modules have them. Export a function of the tensors inside them."
+            f"`{name}` takes, returns or writes wrapper subclasses of tensors, and an artifact can't hold classes, "
+            "except as attributes of its modules. Export a function of the inner tensors."
         )
     _check_gradients(signature, name)
     for wrapper in wrappers.reached if wrappers is not None else ():
         if wrapper.spec.is_apart:
             raise UnsupportedError(
-                f"`{name}` reads {wrapper.source.slot}, a {wrapper.spec.cls.__qualname__} that requires grad and whose "
-                "gradient is not made of tensors like those in it, which an artifact can't hold. Call "
+                f"`{name}` reads {wrapper.source.slot}, a {wrapper.spec.cls.__qualname__} that requires grad, and "
+                "the gradient's inner tensors differ from its own: an artifact can't hold this. Call "
                 "`requires_grad_(False)` on it before the export."
             )
 
@@ -311,8 +311,8 @@ def _check_gradients(signature: Signature, name: str, refs: Sequence[GradientRef
     specs = [one.spec for one in signature.backward.wrapped]
     for spec in (*specs, *(ref.spec for ref in refs if isinstance(ref, WrappedRef))):
         raise UnsupportedError(
-            f"`{name}` gives a plain input a {spec.cls.__qualname__} as its gradient, of which an artifact can't "
-            "hold the class. Detach that input, or the wrappers that meet it."
+            f"`{name}` gives a plain input a {spec.cls.__qualname__} as its gradient, and an artifact can't hold the "
+            "class. Detach the input, or the wrappers in the computation."
         )
 
 
@@ -342,7 +342,7 @@ def dynamic_dims(function: Callable[..., Any], call: FlatCall, dynamic_shapes: A
         unknown = dynamic_shapes.keys() - bound.arguments.keys() - kwargs.keys()
         if unknown:
             raise ValueError(
-                f"dynamic_shapes names {', '.join(sorted(map(str, unknown)))}, which the call does not have"
+                f"dynamic_shapes names {', '.join(sorted(map(str, unknown)))}: the call has no arguments of these names"
             )
         values = {**bound.arguments, **kwargs}
         pairs = [(values[name], entry) for name, entry in dynamic_shapes.items()]
@@ -372,14 +372,14 @@ def _match(value: Any, entry: Any, call: FlatCall, limits_by_leaf: dict[int, dic
         return
     leaf, path = call.leaves[value], call.paths[value]
     if not isinstance(leaf, torch.Tensor):
-        raise ValueError(f"dynamic_shapes has {entry!r} for {path}, which is no tensor")
+        raise ValueError(f"dynamic_shapes has {entry!r} for {path}, not a tensor")
     dims = entry.items() if isinstance(entry, Mapping) else enumerate(entry)
     for dim, wish in dims:
         limits = _limits(wish, path)
         if limits is None:
             continue
         if not -leaf.dim() <= dim < leaf.dim():
-            raise IndexError(f"dynamic_shapes has dimension {dim} of {path}, which has {leaf.dim()}")
+            raise IndexError(f"dynamic_shapes has dimension {dim} of {path}, a tensor with {leaf.dim()}")
         size = leaf.shape[dim]
         if size < 2:
             raise ValueError(
@@ -387,7 +387,7 @@ def _match(value: Any, entry: Any, call: FlatCall, limits_by_leaf: dict[int, dic
             )
         least, most = limits
         if (least is not None and size < least) or (most is not None and size > most):
-            raise ValueError(f"dimension {dim} of {path} is {size}, which is not between {least} and {most}")
+            raise ValueError(f"dimension {dim} of {path} is {size}, not between {least} and {most}")
         limits_by_leaf.setdefault(value, {})[dim % leaf.dim()] = limits
 
 
@@ -474,9 +474,9 @@ def assigned_attributes(module: torch.nn.Module, *, puts_back: bool) -> Iterator
     if paths:
         several = len(paths) > 1
         raise AttributeAssignedError(
-            f"the tensor attribute{'s' if several else ''} {', '.join(paths)} {'were' if several else 'was'} assigned "
-            "while the module ran. A graph can't repeat that: register them as buffers (`register_buffer`) and write "
-            "to these, or return the new values."
+            f"the tensor attribute{('s' if several else '')} {', '.join(paths)} {('were' if several else 'was')} "
+            "assigned while the module ran. A graph can't repeat this: use buffers (`register_buffer`) that are "
+            "written in place, or return the new values."
         )
 
 

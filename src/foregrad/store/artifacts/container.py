@@ -64,17 +64,17 @@ class Contents:
         version = self.manifest.get("version")
         if type(version) is not int or not OLDEST <= version <= VERSION:
             raise ArtifactError(
-                f"it has version {str(version)[:20]} of the format, this foregrad reads {OLDEST} to {VERSION}: "
-                f"save it again with this foregrad, or read it with the one that saved it "
+                f"it has version {str(version)[:20]} of the format, this foregrad reads {OLDEST} to {VERSION}: save "
+                "it again with this foregrad, or read it with the foregrad that saved it "
                 f"({str(self.manifest.get('foregrad'))[:40]})"
             )
         self._listed: Mapping[str, Any] = self.manifest["members"]
         expected = [*(f"programs/{number}.json" for number in range(len(names) - 2)), TENSORS]
         if names[1:] != list(self._listed) or names[1:] != expected:
-            raise ArtifactError(f"its members are not those that its manifest lists: {', '.join(names[1:])[:200]}")
+            raise ArtifactError(f"its members differ from its manifest: {', '.join(names[1:])[:200]}")
         for info in infos[1:]:
             if info.file_size != self._listed[info.filename]["bytes"]:
-                raise ArtifactError(f"{info.filename} has {info.file_size} bytes, its manifest says another number")
+                raise ArtifactError(f"{info.filename} has {info.file_size} bytes, its manifest says otherwise")
 
     def json(self, name: str) -> Any:
         """The value of a JSON member. Raises `ArtifactError` if it is missing, damaged or too large."""
@@ -150,7 +150,7 @@ def refusing(what: str) -> Iterator[None]:
         ForegradError,
     ) as error:  # fmt: skip
         text = str(error).partition("\n")[0][:200]
-        raise ArtifactError(f"{what} can't be read: it is damaged, or was made by no foregrad ({text})") from error
+        raise ArtifactError(f"{what} can't be read: it is damaged, or not an artifact of foregrad ({text})") from error
 
 
 @contextlib.contextmanager
@@ -175,7 +175,7 @@ def _check_seal(file: IO[bytes]) -> None:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     if file.read(2) != b"PK":
-        raise ArtifactError("it is no artifact of foregrad's: those begin as zip files do")
+        raise ArtifactError("it is no artifact of foregrad: artifacts begin as zip files do")
     if size < len(_SEAL) + _DIGITS + 22:
         raise ArtifactError("it is cut off")
     file.seek(size - len(_SEAL) - _DIGITS)

@@ -182,8 +182,8 @@ class _Runtime:
                 return result
             places = "; ".join(dict.fromkeys(d.where for d in specialization.signature.stops.decisions))
             reasons.append(
-                f"{specialization.name}: a value that is read at {places} must be the value at export (a program that "
-                "computes with it as a tensor, without .item() or `if`, is for any value)"
+                f"{specialization.name}: a value that is read at {places} must be equal to the value at export (a "
+                "program that keeps the value a tensor, without .item() or `if`, takes any value)"
             )
         name = module.artifact.name
         raise ArtifactCallError(
@@ -210,7 +210,7 @@ def _compiled(module: LoadedModule, number: int) -> Callable[..., Any]:
 
 
 def _fail(where: str, *_: Any, **__: Any) -> Any:
-    raise RuntimeError(f"a check of the exported function failed: one of those at {where}")
+    raise RuntimeError(f"a check of the exported function failed, at {where}")
 
 
 def _changes_graphs(pipeline: Pipeline) -> bool:
@@ -242,8 +242,9 @@ class _Builder:
         """The derivative with equal tangents present, requiring grad or not."""
         if STOP in case.pattern:
             raise ArtifactCallError(
-                f"a gradient is asked for by a result of the artifact `{program.joint.name}` that others were computed "
-                "from, or a hook or `retain_grad()` is on it: artifacts hold no such derivative"
+                f"a gradient by a result of the artifact `{program.joint.name}` is requested, or a hook or "
+                "`retain_grad()` is on the result, and further results were computed from it: artifacts can't hold "
+                "this derivative"
             )
         if case.gone:
             raise ArtifactCallError(
@@ -252,8 +253,8 @@ class _Builder:
             )
         if case.kinds:
             raise ArtifactCallError(
-                f"a gradient for a result of the artifact `{program.joint.name}` is a wrapper subclass, or of another "
-                "kind than at export: artifacts hold no such backward"
+                f"a gradient for a result of the artifact `{program.joint.name}` is a wrapper subclass, or its "
+                "metadata differs from the export: artifacts hold no backward for this gradient"
             )
         present = [kind != ABSENT for kind in case.pattern]
         for derived in program.derived:
@@ -419,7 +420,7 @@ class StoredGuards(GuardMaker):
             targets = "".join(f"{inputs[i]}, " for i in written)
             test = f"{self.bind('apart', _apart)}(({targets}), ({', '.join(inputs)},))"
             slots = ", ".join(self.slots[i] for i in written)
-            self.require(test, f"which of its tensors share memory with {slots}, which it writes to,", Words("none"))
+            self.require(test, f"the tensors that share memory with {slots}, written by the call,", Words("none"))
 
 
 def _apart(written: tuple[torch.Tensor, ...], all_: tuple[torch.Tensor, ...]) -> bool:

@@ -219,7 +219,9 @@ def tree_to(tree: Tree, writer: Writer, what: str) -> Any:
     elif tree.kind in ("namedtuple", "dataclass"):
         data |= {"name": cls.__name__, "fields": list(tree.context)}
         if not all(map(is_name, (data["name"], *data["fields"]))):
-            raise ArtifactError(f"an artifact can't hold {what}: {cls!r} has fields that are no Python names")
+            raise ArtifactError(
+                f"an artifact can't hold {what}: {cls!r} has field names that are not Python identifiers"
+            )
     elif cls is getattr(torch.return_types, cls.__name__, None):
         data |= {"kind": "structseq", "name": cls.__name__}
     elif tree.kind == "registered":
@@ -249,7 +251,7 @@ def tree_from(data: Any, reader: Reader, depth: int = 0) -> Tree:
         cls = AttributeDict if kind == "mapping" else collections.OrderedDict if data["ordered"] else dict
         context = tuple(reader.value(key) for key in checked(data["keys"], list))
         if len(set(context)) != len(children) or (kind == "mapping" and not all(type(k) is str for k in context)):
-            raise ArtifactError("a dict whose keys and values differ in number")
+            raise ArtifactError("a dict with more or fewer keys than values")
         kind = "dict"
     elif kind in ("namedtuple", "dataclass"):
         context = tuple(checked(name, str) for name in checked(data["fields"], list))

@@ -101,7 +101,7 @@ def _check_forward_alone(partitioned: Partitioned) -> None:
     nodes = list(partitioned.forward.graph.nodes)
     takes = sum(node.op == "placeholder" for node in nodes)
     if takes != len(signature.inputs) or len(nodes[-1].args[0]) != signature.num_forward_outputs:
-        raise ArtifactError("the forward's inputs and outputs are not those of the signature")
+        raise ArtifactError("the forward's inputs and outputs differ from the signature")
 
 
 def _check_signature(joint: JointGraph) -> None:
@@ -112,9 +112,9 @@ def _check_signature(joint: JointGraph) -> None:
         or len(s.gradients.tangent_specs) != differentiable
         or len(s.gradients.returned) != inputs
     ):
-        raise ArtifactError("a signature whose lists have other lengths than one another")
+        raise ArtifactError("a signature with lists of different lengths")
     if s.gradients.reached_from and len(s.gradients.reached_from) != inputs:
-        raise ArtifactError("a signature whose gradient paths do not match its inputs")
+        raise ArtifactError("a signature with gradient paths that do not match its inputs")
     for info in s.inputs:
         if isinstance(info.source, (BaseOf, MemoryOf)):
             _within([info.source.input], inputs, "input")
@@ -152,7 +152,7 @@ def _check_signature(joint: JointGraph) -> None:
     if s.structure.output_spec is not None and (
         not hasattr(s.structure.output_spec, "size") or s.structure.output_spec.size != len(s.structure.outputs)
     ):
-        raise ArtifactError("a result whose number of leaves is not that of its container")
+        raise ArtifactError("a result with more or fewer leaves than its container")
     effects = s.backward
     _within(effects.live, inputs, "input")
     for late in effects.updates:
@@ -224,7 +224,7 @@ def _check_handle(
     _within([output], outputs, "output")
     for step in steps:
         if not is_view(step.op):
-            raise ArtifactError(f"a view taken by {step.op}, which is no view operator")
+            raise ArtifactError(f"a view taken by {step.op}, not a view operator")
 
 
 def check_derivative(

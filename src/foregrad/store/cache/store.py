@@ -197,8 +197,8 @@ class Store:
     def _say_useless(self, error: OSError) -> None:
         why = error.strerror or str(error)
         _say_once(
-            f"the cache in {self.folder} can't be used ({why}): what is compiled is compiled again in the next "
-            "process. Set FOREGRAD_CACHE_DIR to a folder of yours, or FOREGRAD_CACHE=0."
+            f"the cache in {self.folder} can't be used ({why}): the next process compiles again. Set "
+            "FOREGRAD_CACHE_DIR to a folder of yours, or FOREGRAD_CACHE=0."
         )
 
 
@@ -211,9 +211,9 @@ def _check_private(status: os.stat_result, what: str) -> None:
     if not hasattr(os, "geteuid"):
         return  # Windows, where folders in the user's profile are the user's
     if status.st_uid != os.geteuid():
-        raise _RefusedError(f"{what} belongs to another user")
+        raise _RefusedError(f"{what} belongs to a different user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _RefusedError(f"{what} may be written by others (chmod go-w)")
+        raise _RefusedError(f"{what} is writable by other users (chmod go-w)")
 
 
 def _content(path: str) -> bytes:
@@ -249,5 +249,5 @@ def _parsed(content: bytes, key: str) -> dict[str, Any]:
     except (ValueError, zlib.error, RecursionError) as error:
         raise _RefusedError(f"{key[:16]}... holds no JSON ({error})") from None
     if type(entry) is not dict or entry.keys() != {"key", "about", "content"} or entry["key"] != key:
-        raise _RefusedError(f"{key[:16]}... is the entry of another key")
+        raise _RefusedError(f"{key[:16]}... is the entry of a different key")
     return entry

@@ -182,7 +182,7 @@ def _node_from(
         tensor = constants[key]
         spec = dict.get(meta, "spec")
         if not isinstance(spec, TensorSpec) or (tensor.shape, tensor.dtype) != (torch.Size(spec.shape), spec.dtype):
-            raise ArtifactError(f"the constant {key[:80]!r} has another layout than the graph says")
+            raise ArtifactError(f"the constant {key[:80]!r} has a layout that differs from the graph's")
         attribute = attributes(key, len(root._buffers))
         if attribute not in root._buffers:
             root.register_buffer(attribute, tensor, persistent=False)

@@ -72,8 +72,8 @@ class Writer:
         name = name_of_operator(target)
         if name is None:
             raise ArtifactError(
-                f"an artifact can't hold the operator {target}: it holds operators of ATen and prims, custom operators "
-                "and arithmetic on sizes. Keep this one outside of what is exported."
+                f"an artifact can't hold the operator {target}: it holds operators of ATen and prims, custom "
+                "operators and arithmetic on sizes. Keep this operator outside of the exported function."
             )
         return name
 
@@ -407,17 +407,17 @@ def operator_named(name: Any) -> Any:
     if function is not None:
         return function
     if not _may_be_named(name):
-        raise ArtifactError(f"it calls {name[:200]!r}, which is no operator that an artifact may name")
+        raise ArtifactError(f"it calls {name[:200]!r}, not an operator that an artifact may name")
     operator = _CHECKED.get(name) or operator_called(name)
     if operator is None:
         space = name.partition("::")[0]
         builtin = space in ("aten", "prims")
         remedy = (
-            f"PyTorch {torch.__version__} has no such operator"
+            f"PyTorch {torch.__version__} has no operator of this name"
             if builtin
             else f"import the library that registers the operators of `{space}` before loading"
         )
-        raise ArtifactError(f"it calls the operator {name}, which is not registered here: {remedy}")
+        raise ArtifactError(f"it calls the operator {name}, not registered here: {remedy}")
     return operator
 
 

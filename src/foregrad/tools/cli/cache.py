@@ -20,14 +20,14 @@ def add_cache(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """Describe the command and its options."""
     parser = commands.add_parser(
         "cache",
-        help="what `compile` keeps on disk",
-        description="Lists, checks or removes what `foregrad.compile` keeps on disk for the next process, in the "
-        "folder that FOREGRAD_CACHE_DIR names. Inductor's own caches are elsewhere, and stay. Exit status: 0, 1 a "
-        "damaged entry (`verify`), or a folder that others may write to.",
+        help="the results that `compile` keeps on disk",
+        description="Lists, checks or removes the results that `foregrad.compile` keeps on disk for the next "
+        "process, in the folder that FOREGRAD_CACHE_DIR names. Inductor's own caches are elsewhere, and "
+        "stay. Exit status: 0, 1 a damaged entry (`verify`), or a folder that other users may write to.",
         epilog="example: foregrad cache ls",
     )
     actions = {
-        "ls": "list the entries, those used last first",
+        "ls": "list the entries, most recently used first",
         "verify": "read every entry; exit status 1 when one is damaged",
         "clear": "remove every entry",
         "path": "print the folder",

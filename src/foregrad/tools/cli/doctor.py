@@ -24,8 +24,8 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Describe the command and its options."""
     parser = commands.add_parser(
         "doctor",
-        help="versions, the compiler, the C++ part, the GPU, and what `auto` picks here",
-        description="Says what foregrad finds on this machine. Exit status: 0 all well, 1 something is broken.",
+        help="versions, the compiler, the C++ part, the GPU, and the backend that `auto` picks",
+        description="Lists foregrad's environment on this machine. Exit status: 0 all well, 1 something is broken.",
         epilog="example: foregrad doctor --json",
     )
     add_json(parser)
@@ -113,10 +113,10 @@ def add_build_native(commands: argparse._SubParsersAction[argparse.ArgumentParse
     """Describe the command and its options."""
     parser = commands.add_parser(
         "build-native",
-        help="compile the C++ part, which takes some microseconds off each call",
-        description="Compiles the C++ part of calls for the Python and the PyTorch that are here: half a minute, with "
-        "g++ or clang++ (or what CXX names). Without it calls go through Python, with the same results. "
-        "Exit status: 0 it is there, 1 it can't be built.",
+        help="compile the C++ part, to take some microseconds off each call",
+        description="Compiles the C++ part of calls for the installed Python and PyTorch: half a minute, with g++ or "
+        "clang++ (or the compiler in CXX). Without the C++ part calls go through Python, with equal "
+        "results. Exit status: 0 it is built, 1 it can't be built.",
         epilog="example: foregrad build-native",
     )
     parser.add_argument("--folder", type=Path, help="where to put it (default: beside foregrad, or the user's cache)")
@@ -131,7 +131,7 @@ def run_build_native(options: argparse.Namespace) -> int:
     if library is not None and fault_of(library) is None and not options.again and options.folder is None:
         print(f"there already: {library}")
         return 0
-    print("compiling the C++ part, which takes half a minute ...", file=sys.stderr, flush=True)
+    print("compiling the C++ part (half a minute) ...", file=sys.stderr, flush=True)
     start = time.perf_counter()
     try:
         library = build(options.folder)

@@ -22,7 +22,7 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Describe the command and its options."""
     parser = commands.add_parser(
         "inspect",
-        help="what is inside an artifact that `foregrad.export(...).save(path)` wrote",
+        help="the contents of an artifact that `foregrad.export(...).save(path)` wrote",
         description="Prints versions, tensors and specializations of an artifact: calls, results, guards, operators. "
         "The checksum of the file is checked, no tensor is loaded. Exit status: 0, 1 no artifact or a damaged one, "
         "2 no such file.",

@@ -99,7 +99,7 @@ def load_target(options: argparse.Namespace) -> Target:
     elif has_inputs and inspect.isfunction(function) and not _parameters(function):
         function = function()
     if not callable(function):
-        raise TargetError(f"`{name}` in {file} is {a_name(type(function).__name__)}, which can't be called")
+        raise TargetError(f"`{name}` in {file} is {a_name(type(function).__name__)}: it can't be called")
     if not has_inputs:
         return Target(function, (), {})
     inputs = _attribute(module, options.inputs or _INPUTS, file)
@@ -121,8 +121,8 @@ def _made(cls: type, name: str, file: str) -> Any:
         inspect.signature(cls).bind()
     except TypeError as error:
         raise TargetError(
-            f"`{name}` in {file} is a class whose objects can't be made without arguments ({error}): write a function "
-            "without arguments that makes one, and name that"
+            f"`{name}` in {file} is a class whose objects can't be made without arguments ({error}): write a "
+            "function without arguments that makes an object, and name this function"
         ) from None
     except ValueError:  # a class without a signature
         pass
@@ -180,15 +180,16 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "verify",
         help="compare a compiled function with eager, and name the first operator that is wrong",
         description="Runs a function or module eagerly and compiled, on copies, and compares values, gradients, "
-        "strides and aliasing, stage by stage. Of what is wrong it names the first operator and writes a program that "
-        "shows it. Exit status: 0 equal or rounding, 1 wrong, 2 no such target, or a target that raises by itself or "
-        "has no results, so that nothing was compared, 3 it can't be compiled.",
+        "strides and aliasing, stage by stage. Where they differ it names the first wrong operator and "
+        "writes a program that shows the fault. Exit status: 0 equal or rounding, 1 wrong, 2 no such "
+        "target, or a target that raises by itself or has no results, so that nothing was compared, 3 it "
+        "can't be compiled.",
         epilog="example: foregrad verify model.py:net --inputs batch --order 2",
     )
     add_target(parser)
     parser.add_argument("--order", type=int, default=1, help="how many times to differentiate (default: 1)")
     parser.add_argument("--partition", help="as for foregrad.compile")
-    parser.add_argument("--may-raise", action="store_true", help="exit with 0 also where both raise the same error")
+    parser.add_argument("--may-raise", action="store_true", help="exit with 0 also where both raise equal errors")
     parser.add_argument("--folder", help="where to write the program (default: a new folder for temporary files)")
     add_json(parser)
     parser.set_defaults(run=run_verify)
@@ -220,7 +221,7 @@ def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Describe the command and its options."""
     parser = commands.add_parser(
         "explain",
-        help="what compiling does to a function: memory, time, guards, what runs eagerly and why, advice",
+        help="the effect of compiling on a function: memory, time, guards, eager calls and why, advice",
         description="Compiles a function or module, measures a call, and reports. Exit status: 0, "
         "2 no such target, or one that raises, 3 it can't be compiled.",
         epilog="example: foregrad explain model.py:net --html report.html",
@@ -254,9 +255,10 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser = commands.add_parser(
         "plan",
         help="foresee the memory and the time of a training step on a device that need not be there",
-        description="Captures a function or module, which may be on `meta`, and foresees a step: its peak, what is "
-        "alive there, its time, and what checkpointing, a budget or offloading would make of both. Exit status: 0, "
-        "1 no choice fits the device, 2 no such target, 3 it can't be planned, or nothing keeps to --budget.",
+        description="Captures a function or module (`meta` is allowed) and estimates a step: its peak, the values "
+        "alive there, its time, and the effect of checkpointing, a budget or offloading on both. Exit "
+        "status: 0, 1 no choice fits the device, 2 no such target, 3 it can't be planned, or nothing "
+        "keeps to --budget.",
         epilog="example: foregrad plan model.py:net --device h100 --optimizer AdamW --budget 80GiB",
     )
     add_target(parser)

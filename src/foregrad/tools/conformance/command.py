@@ -18,8 +18,8 @@ def add_check_compiler(commands: argparse._SubParsersAction[argparse.ArgumentPar
     parser = commands.add_parser(
         "check-compiler",
         help="check a compiler of graphs: operators, small programs, calls, threads, models",
-        description="Hands the compiler forward and backward graphs, in child processes, and compares with eager. Of "
-        "what is wrong it names the operator and writes a program that shows it. " + _STATUS,
+        description="Hands the compiler forward and backward graphs, in child processes, and compares with eager. "
+        "For a fault it names the operator and writes a program that shows it. " + _STATUS,
         epilog="example: foregrad check-compiler my_package.compiler:compile --only 'operators/*' --json",
     )
     parser.add_argument("target", metavar="NAME", help="package.module:name, file.py:name, or a registered backend")
@@ -43,11 +43,13 @@ def add_check_partitioner(commands: argparse._SubParsersAction[argparse.Argument
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="all operators of PyTorch's database, in seven dtypes")
-    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cases of these names")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN", help=("only the cases with these names")
+    )
     parser.add_argument("--dtype", action="append", default=[], help="of the operators, in place of the suite's")
     parser.add_argument("--jobs", type=int, default=2, help="child processes (default: 2)")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one case (default: 120)")
-    parser.add_argument("--in-process", action="store_true", help="no child processes: what crashes ends the command")
+    parser.add_argument("--in-process", action="store_true", help="no child processes: a crash ends the command")
     parser.add_argument("--folder", help="where to write programs (default: new folders for temporary files)")
     add_json(parser)
 

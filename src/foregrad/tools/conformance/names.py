@@ -42,7 +42,8 @@ def name_for(value: Any) -> str:
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module is None or path is None or "<" in path:
         raise UnknownNameError(
-            f"{value!r} has no name that another process can import: give it one, or leave `isolated` out"
+            f"{value!r} has no name that a child process can import: define it at the top of a module, or leave "
+            "`isolated` out"
         )
     file = getattr(sys.modules.get(module), "__file__", None)
     if module == "__main__" or module.startswith("foregrad_checked_"):

@@ -22,7 +22,9 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption("--foregrad-compiler", metavar="NAME", help=f"check a compiler of graphs: {what}, or a backend")
     group.addoption("--foregrad-partitioner", metavar="NAME", help=f"check a partition of joint graphs: {what}")
     group.addoption("--foregrad-size", default="short", choices=("short", "full"), help="size of foregrad's suite")
-    group.addoption("--foregrad-only", action="append", default=[], metavar="PATTERN", help="cases of these names")
+    group.addoption(
+        "--foregrad-only", action="append", default=[], metavar="PATTERN", help=("only the cases with these names")
+    )
 
 
 def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -> None:
@@ -32,7 +34,7 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
         if name is not None:
             found = list(_items(session, config, kind, name))
             if not found:
-                raise pytest.UsageError("foregrad's suite has no case of that name")
+                raise pytest.UsageError("foregrad's suite has no case with this name")
             items.extend(found)
 
 

@@ -51,7 +51,7 @@ def _other_values(compile: Compile) -> None:
     for number in range(3):
         inputs = _inputs()
         out, expected = call(*inputs), _layer(*inputs)
-        _near(out, expected, f"call {number + 1}, with other values, gives another result than eager")
+        _near(out, expected, f"call {number + 1}, with other values, gives a result that differs from eager")
         _near(
             _gradients(out, inputs), _gradients(expected, inputs), f"call {number + 1} has other gradients than eager"
         )
@@ -80,7 +80,7 @@ def _results_stay(compile: Compile) -> None:
     for made, copies in kept:
         for what, value, copy in zip(("result", "gradient", "gradient"), made, copies, strict=True):
             expect(
-                torch.equal(value, copy), f"a {what} of one call is changed by a later call: its memory is used again"
+                torch.equal(value, copy), f"a later call changes a {what} of an earlier call: its memory is used again"
             )
 
 
@@ -91,8 +91,8 @@ def _backward_twice(compile: Compile) -> None:
     first = _gradients(out, inputs, retain_graph=True)
     copies = [value.clone() for value in first]
     second = _gradients(out, inputs)
-    _near(second, copies, "a second backward of one call gives other gradients: saved values were written to")
-    _near(first, copies, "a second backward of one call changes the gradients of the first")
+    _near(second, copies, "a second backward of a call gives different gradients: saved values were written to")
+    _near(first, copies, "a second backward of a call changes the gradients of the first")
 
 
 @_script("calls/some gradients only")
@@ -212,7 +212,7 @@ def _seeds(compile: Compile) -> None:
         outs.append(call(x))
     expect(torch.equal(outs[0], outs[1]), "one seed gives two results")
     expect(not torch.equal(outs[0], outs[2]), "two seeds give one result: the numbers were drawn when it was compiled")
-    expect(not torch.equal(call(x), call(x)), "two calls draw the same numbers")
+    expect(not torch.equal(call(x), call(x)), "two calls draw equal numbers")
 
 
 # -------------------------------------------------------------------- threads
@@ -255,5 +255,5 @@ def _backward_elsewhere(compile: Compile) -> None:
     thread = threading.Thread(target=lambda: found.extend(_gradients(out, inputs)))
     thread.start()
     thread.join()
-    expect(len(found) == 2, "a backward in another thread raises an error")
-    _near(found, _gradients(_layer(*inputs), inputs), "a backward in another thread has wrong gradients")
+    expect(len(found) == 2, "a backward in a second thread raises an error")
+    _near(found, _gradients(_layer(*inputs), inputs), "a backward in a second thread has wrong gradients")

@@ -125,7 +125,7 @@ def _try_all(case: Case, subject: TrialSubject) -> None:
                 raise
             skipped.append(fault)
     if not programs:
-        raise _FaultError(CaseVerdict.SKIPPED, "PyTorch's database has no call of it")
+        raise _FaultError(CaseVerdict.SKIPPED, "PyTorch's database has no sample of this operator")
     if len(skipped) == len(programs):
         raise skipped[0]
     return None
@@ -149,7 +149,7 @@ class _Trial:
         for call in self.probe.calls:
             if call.changed:
                 raise self._of_graph(
-                    call, f"it writes to its argument {', '.join(call.changed)}, which the graph only reads"
+                    call, f"it writes to its argument {', '.join(call.changed)}, and the graph only reads the argument"
                 )
             if call.reused:
                 numbers = ", ".join(map(str, call.reused))

@@ -39,7 +39,7 @@ def advice_on(
             share = group.nbytes / memory.predicted_saved
             if share >= _LARGE:
                 yield Advice(
-                    f"{group} {'is' if group.count == 1 else 'are'} {share:.0%} of what is kept for the "
+                    f"{group} {('is' if group.count == 1 else 'are')} {share:.0%} of the bytes kept for the "
                     f"backward: {in_bytes(group.nbytes)} of {in_bytes(memory.predicted_saved)}."
                 )
         if len(list(joint.graph.nodes)) <= _MOST_NODES:
@@ -48,8 +48,8 @@ def advice_on(
         names = findings.program.unused
         shown = ", ".join(f"`{name}`" for name in names[:6]) + (", ..." if len(names) > 6 else "")
         yield Advice(
-            f"{len(names)} parameter{'s get' if len(names) > 1 else ' gets'} no gradient from this call: "
-            f"{shown}. Freeze what is not trained, or check that it is used."
+            f"{len(names)} parameter{('s get' if len(names) > 1 else ' gets')} no gradient from this call: {shown}. "
+            "Freeze parameters that you don't train, or check that the loss depends on them."
         )
     yield from _recompilations(compilations, opens)
 
@@ -80,7 +80,7 @@ def _partitions(findings: Findings, split: Split) -> Iterator[Advice]:
         if report.peak >= memory.predicted_peak:
             peak = f"the peak stays at {in_bytes(report.peak)}"
         now, then = in_bytes(memory.predicted_saved), in_bytes(report.saved_bytes)
-        kept = f"{then} for the backward instead of {now}" if then != now else f"the same {now} for the backward"
+        kept = f"{then} for the backward instead of {now}" if then != now else f"an equal {now} for the backward"
         yield Advice(f"`{change}` would keep {kept} ({peak}){again}.", change)
         best_peak = min(best_peak, report.peak)
 
@@ -98,7 +98,7 @@ def _recompilations(compilations: Sequence[Any], opens: Callable[[str, int], str
             dim = _varying(changes[-1])
             tensor = name.removesuffix(".shape")
             if dim is not None and (change := opens(tensor, dim)):
-                yield Advice(f"{text} `{change}` makes one graph for all of these sizes.", change)
+                yield Advice(f"{text} `{change}` makes a single graph for all these sizes.", change)
             else:
                 yield Advice(f"{text} The program, or memory that arguments share and it writes to, needs each size.")
         elif len(changes) > 1:
@@ -118,8 +118,8 @@ def as_regions(parts: Sequence[EagerPart], operators: int | None) -> Iterator[Ad
     if operators is not None and parts:
         names = ", ".join(f"`{part.name}`" for part in parts[:6])
         yield Advice(
-            f"With {names} marked as {'an eager region' if len(parts) == 1 else 'eager regions'}, the rest compiles: "
-            f"{operators} operators in one graph. Mark each with `foregrad.eager_region`.",
+            f"With {names} marked as {('an eager region' if len(parts) == 1 else 'eager regions')}, the rest "
+            f"compiles: {operators} operators in a single graph. Mark each with `foregrad.eager_region`.",
             f"foregrad.eager_region(model.{parts[0].name})",
         )
 

@@ -214,7 +214,7 @@ class _Explainer:
         if any(map(is_absent, self.subject.copies.values())):
             return "it has tensors without values (on `meta`, or fake)"
         if outside is not None:
-            return f"a call writes to {outside}, which is not copied"
+            return f"a call writes to {outside}, and this can't be copied"
         return "" if error is None else f"its backward raises: {error}"
 
     def _measured(self, graph: GraphView, memory: Memory, compile_s: float) -> tuple[Memory, Time | None]:

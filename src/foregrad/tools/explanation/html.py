@@ -123,7 +123,7 @@ def _tables(findings: Findings, number: dict[str, int]) -> Iterator[dict[str, An
         saved = sorted(memory.saved, key=lambda one: (one.kind != "saved", -one.nbytes))
         yield _table(
             "Saved",
-            "What the forward keeps for the backward, and why.",
+            "Values that the forward keeps for the backward, and why.",
             [("value", "text"), ("bytes", "bytes"), ("why", "text"), ("kind", "text"), ("operator", "text"),
              ("type", "text"), ("module", "text"), ("line", "text"), ("in the graph", "text")],
             [[s.label, s.nbytes, s.why, s.kind, s.op, s.type, s.module, s.line, s.name] for s in saved],
@@ -133,14 +133,17 @@ def _tables(findings: Findings, number: dict[str, int]) -> Iterator[dict[str, An
         grouped = groups(memory.saved)
         yield _table(
             "By line",
-            "What is saved, by the line that makes it.",
+            "Saved values by the line that makes them.",
             [("line", "text"), ("bytes", "bytes"), ("share", "share"), ("values", "count"), ("what", "text"),
              ("modules", "text")],
             [[g.place, g.nbytes, g.nbytes / total, g.count, g.what, ", ".join(g.modules)] for g in grouped],
         )  # fmt: skip
         yield _table(
             "By module",
-            "What modules take, with all inside them; layers that repeat are one row. The time is of an eager forward.",
+            (
+                "The cost of modules, inner modules included; layers that repeat share a row. The time is of an "
+                "eager forward."
+            ),
             [("module", "text"), ("bytes kept", "bytes"), ("FLOP", "flops"), ("eager forward", "seconds"),
              ("class", "text")],
             [[one.where, one.kept, one.flops, one.seconds, one.cls] for one in by_modules(findings)],
@@ -174,7 +177,7 @@ def _tables(findings: Findings, number: dict[str, int]) -> Iterator[dict[str, An
     if findings.eager:
         yield _table(
             "Runs eagerly",
-            "What does not compile, what it costs, and what would compile it.",
+            "The parts that do not compile, their cost, and their remedies.",
             [("part", "text"), ("a call", "seconds"), ("calls", "count"), ("why", "text"), ("change", "text"),
              ("line", "text")],
             [[e.name, e.seconds, e.calls, e.reason, e.change, e.line] for e in findings.eager],
@@ -186,10 +189,10 @@ def _tables(findings: Findings, number: dict[str, int]) -> Iterator[dict[str, An
         yield _table("Inputs", title, columns, [[p.name, p.kind, p.type, p.nbytes, p.note] for p in places])
         facts = [*program.mutated, *program.aliased]
         columns = [("what", "text"), ("how", "text")]
-        yield _table("Effects", "What a call writes to, and which results share memory.", columns,
+        yield _table("Effects", "Writes of a call, and results that share memory.", columns,
                      [[fact.name, fact.what] for fact in facts])  # fmt: skip
         columns = [("what", "text"), ("expected", "text"), ("kind", "text")]
-        yield _table("Guards", "What each call is checked for.", columns,
+        yield _table("Guards", "The checks of each call.", columns,
                      [[g.name, g.expected, g.kind] for g in program.guards])  # fmt: skip
     yield _table("Compilations", "Compilations so far, and why.", [("compilation", "text")],
                  [[line] for line in findings.compilations])  # fmt: skip

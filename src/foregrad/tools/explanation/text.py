@@ -62,7 +62,7 @@ def figures(findings: Findings) -> Table:
     if work is not None:
         rows.append(["operations", f"{amount(work.flops)}FLOP", "", f"{amount(work.flops - work.again_flops)}FLOP"])
         rows.append(["bytes moved", in_bytes(work.moved), "", ""])
-    return Table("what a step takes", ("", "foreseen", "measured", "eager"), rows, right=0)
+    return Table("cost of a step", ("", "foreseen", "measured", "eager"), rows, right=0)
 
 
 def sections(findings: Findings) -> Iterator[Section]:
@@ -92,9 +92,7 @@ def sections(findings: Findings) -> Iterator[Section]:
             for one in by_module
         ]
         columns = ("kept", "operations", "eager forward", "module", "class")
-        yield Section(
-            "modules", tables=(_cut("those of a module have the sum of all inside it", columns, rows, right=3),)
-        )
+        yield Section("modules", tables=(_cut("a row includes the modules inside", columns, rows, right=3),))
     if findings.operator_seconds:
         whole = sum(spent for _, _, spent in findings.operator_seconds) or 1
         rows = [
@@ -191,7 +189,7 @@ def _of_all(alike: Sequence[SavedTensor]) -> str:
     return " ".join(one if one == other else f"{one} to {other}" for one, other in zip(first, last, strict=True))
 
 
-_GUARDED = {"setting": "settings", "read": "what the function read", "memory": "shared memory"}
+_GUARDED = {"setting": "settings", "read": "values that the function read", "memory": "shared memory"}
 
 
 def _program(findings: Findings) -> Iterator[Section]:

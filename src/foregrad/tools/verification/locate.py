@@ -83,7 +83,7 @@ def first_in_decompositions(
             continue
         piece = _one_call(wrong.op, wrong.args, wrong.kwargs, before[0] if before else None)
         named = ranges_of(zip([n.name for n in piece.module.graph.nodes], piece.inputs, strict=False))
-        name = str(wrong.op) if wrong.op is node.target else f"{wrong.op}, which {node.target} is decomposed into"
+        name = str(wrong.op) if wrong.op is node.target else f"{wrong.op}, a part of the decomposition of {node.target}"
         return Culprit(node.name, name, user_line(node), wrong.gap, named, piece, table[wrong.op])
     return None
 

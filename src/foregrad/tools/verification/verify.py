@@ -102,7 +102,7 @@ def _check_values(function: Any, args: Any, kwargs: Any) -> None:
         named += (*function.named_parameters(), *function.named_buffers())
     for name, value in named:
         if isinstance(value, torch.Tensor) and value.is_meta:
-            raise ValueError(f"verify compares values, and `{name}` is on the meta device, which has none")
+            raise ValueError(f"verify compares values, and `{name}` is on the meta device, without values")
 
 
 @dataclasses.dataclass

@@ -312,9 +312,9 @@ class InnerGradients(Aspect):
         where = user_line(self.recorder.origins.here())
         slots, also = (", ".join(str(r.slot) for r in group) for group in (targets, others))
         said = (
-            f"`{self.name}` takes a gradient by {slots} at {where}. There are hooks on that, or another input "
-            f"({also or 'none as yet'}) was computed from it outside: in eager the gradient goes through these too. "
-            "Compute it inside the compiled function, or detach it."
+            f"`{self.name}` takes a gradient by {slots} at {where}. The input has hooks, or a second input "
+            f"({also or 'none as yet'}) was computed from it outside: in eager the gradient passes these too. "
+            "Compute the second input inside the compiled function, or detach it."
         )
         reals = [r.real for r in targets]
         if have_hooks(reals) or lead_to([r.real for r in others], reals):

@@ -391,8 +391,8 @@ class Cut:
             if known is entry:
                 what = f"the value of {slot}"
         return (
-            f"`{name}` was differentiated with create_graph=True, or for a gradient of another kind than its result, "
-            f"and that derivative needs {what}, which the partition in use does not save. Compile it with "
+            f"`{name}` was differentiated with create_graph=True, or for a gradient with different metadata than its "
+            f"result, and the derivative needs {what}; the partition in use does not save this. Compile with "
             "partition='default', or compute the inner gradient inside the compiled function with "
             "torch.autograd.grad(..., create_graph=True)."
         )

@@ -161,9 +161,9 @@ class Differentiation(RecordedBackward):
         for i, reach in zip(stops, reached, strict=True):
             if reach.outputs:
                 raise UnsupportedError(
-                    f"a gradient of `{self.session.name}` by its result {self.origin.output_slots[i]}, or one that "
-                    "passes a hook on that, is to be differentiated again, and depends on that result, which the "
-                    "backward does not keep. Compile what comes before it and what comes after it as two functions."
+                    f"a gradient of `{self.session.name}` by its result {self.origin.output_slots[i]}, or a gradient "
+                    "that passes a hook on it, is differentiated again and depends on the result, but the backward "
+                    "does not keep it. Compile the part before and the part after as two functions."
                 )
 
     def _ref(self, gradient: Any, parts: Sequence[torch.Tensor] | None, slot: Slot) -> GradientRef | None:
@@ -186,9 +186,9 @@ class Differentiation(RecordedBackward):
             entry = self.recorder.entry_of(fake)
             if entry.spec is UNDESCRIBED and self.create_graph:
                 raise UnsupportedLayoutError(
-                    f"`{self.session.name}` was differentiated with create_graph=True, and its {slot} is sparse, which "
-                    "can't be differentiated again. Use an embedding with sparse=False there, or compute the gradient "
-                    "of the gradient in eager mode."
+                    f"`{self.session.name}` was differentiated with create_graph=True, and its {slot} is sparse and "
+                    "can't be differentiated again. Use an embedding with sparse=False there, or compute the "
+                    "gradient of the gradient in eager mode."
                 )
             spec = entry.spec if entry.spec is UNDESCRIBED else self.recorder.value_of(fake).spec
             self.outputs.append(DerivedOutput(fake, entry, spec, slot))

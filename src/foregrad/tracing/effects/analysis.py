@@ -1,4 +1,4 @@
-"""What is found out about a function once it has run: its graph outputs, and what a call makes of them."""
+"""The findings about a function after its run: its graph outputs, and their use by a call."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ class Facts:
             return NotImplemented
         if record.real.grad is not None:
             raise UnsupportedSideEffectError(
-                f"`.grad` of {record.slot} is set at {self.where()}, which a compiled call can't repeat. Set it "
+                f"`.grad` of {record.slot} is set at {self.where()}; a compiled call can't repeat this. Set it "
                 "outside the compiled function, for example by the optimizer's `zero_grad()`."
             )
         self.note(record, "{}.grad is None", True)
@@ -321,9 +321,9 @@ class Gradients(Aspect):
     def set(self, record: InputRecord, value: Any) -> None:
         """Before the program sets `tensor.grad`."""
         if self._is_over or not record.real.is_leaf:
-            why = "which is no leaf" if not self._is_over else "in the backward"
+            why = "not a leaf" if not self._is_over else "in the backward"
             raise UnsupportedSideEffectError(
-                f"`.grad` of {record.slot}, {why}, is set at {self.where()}, which a compiled call can't repeat. Set "
+                f"`.grad` of {record.slot}, {why}, is set at {self.where()}; a compiled call can't repeat this. Set "
                 "it outside the compiled function."
             )
         if record not in self._held:
@@ -373,8 +373,8 @@ class Gradients(Aspect):
         known = self.inputs.by_real.get(grad)
         if known is not None and getattr(known.source, "owner", None) is not record.real:
             raise UnsupportedError(
-                f"`.grad` of {record.slot} is {known.slot}, which is used as well at {self.where()}: only one "
-                "of the two can be an input. Use a copy."
+                f"`.grad` of {record.slot} is {known.slot}, and both are used at {self.where()}: only one can be an "
+                "input. Use a copy."
             )
         self.inputs.sources.add(grad, source)
 
@@ -391,8 +391,8 @@ class Gradients(Aspect):
             if held.final is not None and (real is None or real is not record.real.grad):
                 if is_wrapper(held.final):
                     raise UnsupportedSideEffectError(
-                        f"a {type(held.final).__qualname__} is left in `.grad` of {record.slot}, which a compiled call "
-                        "can't repeat: use torch.autograd.grad, or do it outside."
+                        f"a {type(held.final).__qualname__} is left in `.grad` of {record.slot}; a compiled call "
+                        "can't repeat this. Use torch.autograd.grad, or do it outside."
                     )
                 self.values.append(held.final)
                 paths.append(f"{record.slot}.grad")
@@ -448,8 +448,8 @@ def check_new_leaves(
     for leaf in other_leaves(outputs, ()):
         if leaf in made:
             raise UnsupportedSideEffectError(
-                f"`{name}` makes the leaf {made[leaf]} and computes other results from it: a compiled call would "
-                "not give it their gradient. Make the leaf outside, or compile what computes with it by itself."
+                f"`{name}` makes the leaf {made[leaf]} and computes further results from the leaf: a compiled call "
+                "would lose their gradient. Make the leaf outside, or compile the part that computes with it."
             )
 
 

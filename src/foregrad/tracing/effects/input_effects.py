@@ -151,7 +151,7 @@ def _once_per_counter(analysis: Analysis, counted: list[int]) -> list[int]:
 
 
 def counted_along(analysis: Analysis) -> tuple[int, ...]:
-    """Inputs without a written element whose version counter moves with that of another input."""
+    """Inputs without a written element that share the version counter of a written input."""
     records, (written, unwritten) = analysis.inputs.records, _moving(analysis)
     moving = unwritten | {entry.effect.input for entry in analysis.log if isinstance(entry.effect, BumpVersion)}
     rest = [index for index in range(len(records)) if index not in written and index not in moving]
@@ -200,7 +200,7 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
 
 
 def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
-    """Tensors whose version counter was moved, by a write to them or to another one that shares it."""
+    """Tensors with a moved version counter, by a write to the tensor or to a tensor that shares the counter."""
     moved = [record.real for record in records if is_moved(record)]
     return [record for record in records if any(share_counters(record.real, real) for real in moved)]
 
@@ -211,7 +211,7 @@ def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
 
 
 def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> None:
-    """Raise for an input whose gradients have other sizes, another dtype or another accumulator than it came with."""
+    """Raise for an input if the sizes, dtype or accumulator of its gradients changed in the call."""
     recorder, records = analysis.recorder, analysis.inputs.records
     with_history = [fake for fake in analysis.fakes if fake is not None]
     for index in replaced(recorder, records):

@@ -221,8 +221,8 @@ def attributes_set(
     for at, key, value in found:
         if any(isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat)) for leaf in flatten(value)[0]):
             raise UnsupportedSideEffectError(
-                f"`{name}` sets the attribute {key} of {paths[at]}, which it returns, to a tensor; a compiled call "
-                "would not. Return that tensor as well."
+                f"`{name}` sets the attribute {key} of {paths[at]}, a result, to a tensor; a compiled call would "
+                "not. Return the tensor as well."
             )
     return [GiveAttribute(EffectTarget(at), key, value) for at, key, value in found]
 
@@ -321,7 +321,7 @@ def _owns_more(inputs: Inputs, group: list[_Member]) -> bool:
 
 
 def _separate(recorder: Recorder, root: Value) -> None:
-    """What `copy_` gave a tensor as it is stays another's, which may be saved, and the user may write to this one."""
+    """A value that `copy_` passed on unchanged is its source's and may be saved; the user may write to the copy."""
     sources = {memory_root(entry) for entry in recorder.writes.copied.get(root, ())}
     if sources and memory_root(root.read(recorder.emit)) in sources:
         root.separate(recorder.emit)

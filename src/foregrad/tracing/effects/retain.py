@@ -38,9 +38,9 @@ class RetainedGradients(Aspect):
         if inside:
             names = ", ".join(run.paths[at] for at in results if run.interior(at))
             raise UnsupportedSideEffectError(
-                f"`{run.name}` calls `retain_grad()` on {names}, which it returns, and {inside[-1]}. Compile what "
-                "comes before it and what comes after it as two functions, or take the gradient by it with "
-                "torch.autograd.grad inside the function."
+                f"`{run.name}` calls `retain_grad()` on the result {names}, and {inside[-1]}. Compile the part "
+                "before and the part after as two functions, or take this gradient with torch.autograd.grad inside "
+                "the function."
             )
         targets = [*(EffectTarget(i, is_input=True) for i in inputs), *map(EffectTarget, results)]
         return list(map(RetainGradient, targets))

@@ -165,7 +165,7 @@ class MetadataChanges:
         )
         if shared:
             raise UnsupportedMutationError(
-                f"a tensor {what} at {user_line(rec.origins.here())} shares its memory with another tensor. "
+                f"a tensor {what} at {user_line(rec.origins.here())} shares its memory with a second tensor. "
                 "Allocate a tensor of the final size instead."
             )
 

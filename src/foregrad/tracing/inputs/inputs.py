@@ -160,8 +160,8 @@ class Inputs:
         found = next((i for i in inside if self.sources.state.places.is_reached(self.call.leaves[i])), None)
         if found is not None:
             raise UnsupportedTensorError(
-                f"`{self.call.paths[found]}` is inside a tensor that the function is given and also reaches by itself, "
-                "and it asks which of its tensors are one. Pass it, or use it, not both."
+                f"`{self.call.paths[found]}` is inside a tensor that is an argument and that the function also "
+                "reaches by itself, and the function compares tensors by identity. Pass it or reach it, not both."
             )
 
     def check_again(self) -> None:
@@ -170,7 +170,7 @@ class Inputs:
             raise CaptureAgain
 
     def meet_again(self) -> None:
-        """Before the arguments are made: those that the function reaches by itself are the real ones in this run."""
+        """Before the arguments are made: tensors that the function reaches by itself are real in this run."""
         if self.meets_again():
             self.reads.give(self.as_they_are)
 

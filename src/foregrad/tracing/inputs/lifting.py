@@ -128,13 +128,13 @@ class Lifting(TorchFunctionMode):
     def _sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise UnsupportedLayoutError(
             f"`torch.{func.__name__}` makes a tensor that is not strided, at {self.where()}. Only strided tensors "
-            "can be compiled: make it, and compute with it, in a function that `foregrad.eager_region` marks."
+            "can be compiled: make it, and do its computation, in a function that `foregrad.eager_region` marks."
         )
 
     def _quantized(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise UnsupportedLayoutError(
-            f"`torch.{func.__name__}` at {self.where()} makes a quantized tensor, whose kernels can't be run without "
-            "values. Keep that part outside, or mark it with `foregrad.eager_region`."
+            f"`torch.{func.__name__}` at {self.where()} makes a quantized tensor; its kernels can't be run without "
+            "values. Keep this part outside, or mark it with `foregrad.eager_region`."
         )
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -142,13 +142,13 @@ class Lifting(TorchFunctionMode):
         if custom is not None:
             self.host.on_numpy(custom)
         raise UnsupportedOpError(
-            f"`.{func.__name__}` at {self.where()} hands a tensor to NumPy or another library, whose work is in no "
-            "graph. Use PyTorch's own functions there, `.tolist()` or `.item()` where numbers are wanted, or mark the "
-            "function that does it with `foregrad.eager_region`."
+            f"`.{func.__name__}` at {self.where()} hands a tensor to NumPy or another library, and no graph can hold "
+            "its work. Use PyTorch's own functions, `.tolist()` or `.item()` for numbers, or put the part into a "
+            "function that `foregrad.eager_region` marks."
         )
 
     def _address(self, func: Any, args: Any, kwargs: Any) -> Any:
-        raise UnsupportedError(f"the address of a tensor is asked for at {self.where()}: each call has another.")
+        raise UnsupportedError(f"the address of a tensor is read at {self.where()}: it differs in each call.")
 
     def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
         hook = args[1] if len(args) > 1 else kwargs["hook"]

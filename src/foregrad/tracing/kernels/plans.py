@@ -161,8 +161,8 @@ def independent_of_phase(matrix: torch.Tensor, a: Any = None, b: Any = None) -> 
         b = torch.zeros_like(a)
     if not torch.allclose(a, b, rtol=1e-2, atol=1e-2):
         raise RuntimeError(
-            "the gradient of a decomposition is asked for whose complex vectors are free up to a phase, and the loss "
-            "depends on that phase: it has no gradient."
+            "the complex vectors of a decomposition are free up to a phase, and the loss depends on the phase: it "
+            "has no gradient."
         )
     return matrix
 

@@ -132,8 +132,8 @@ class BackwardWrites:
             if root not in known and not root.storage.is_input:
                 run.written.append((root, where))
                 run.once = (
-                    f"a second backward through one call of `{self.recorder.host.name}`: the first has written, at "
-                    f"{where}, to a tensor of the forward's. Write to a copy of it."
+                    f"a second backward through a call of `{self.recorder.host.name}`: the first backward wrote to a "
+                    f"tensor of the forward, at {where}. Write to a copy."
                 )
             _hold(root, entry)
         for tensor, version in reversed(self._versions):
@@ -177,7 +177,7 @@ class BackwardWrites:
             differentiable = any(t.requires_grad for t in [tensor, *tensors_in(arguments)])
             differentiable |= not root.storage.is_input  # what is saved of it would be what it is by then
             if keeps_history and differentiable and torch.is_grad_enabled():
-                why = "with gradients on, which outlives it: its history can't be given back"
+                why = "with gradients on, and the tensor outlives the backward: its history can't be returned"
                 raise written_by_backward("a tensor", where, why)
             self._versions.append((tensor, version_unseen(tensor)))
             if root.storage.is_input and root not in self.written:

@@ -185,8 +185,8 @@ class Recorder(Trace, ThreadDispatchMode):
             )
         if str(func) in _UNSAFE:
             raise UnsupportedOpError(
-                f"`{func}` at {user_line(self.origins.here())} is about the memory of tensors, which can't be "
-                "captured. Keep that part outside the compiled function."
+                f"`{func}` at {user_line(self.origins.here())} is about the memory of tensors and can't be captured. "
+                "Keep this part outside the compiled function."
             )
         # What it is made of keeps a history, where a detached result has none.
         plainer = PLAINER_BY_NAME.get(str(func))
@@ -264,8 +264,8 @@ class Recorder(Trace, ThreadDispatchMode):
         rest = tuple(args[1:])
         if any(isinstance(value, torch.Tensor) for value in rest):
             raise UnsupportedOpError(
-                f"`{info.op}` at {self.where()} gives a view that depends on another tensor, which a compiled call "
-                "can't take again. Keep that part outside, or mark it with `foregrad.eager_region`."
+                f"`{info.op}` at {self.where()} gives a view that depends on a second tensor, and a compiled call "
+                "can't repeat it. Keep this part outside, or mark it with `foregrad.eager_region`."
             )
         grad_enabled = torch.is_grad_enabled()
         if isinstance(out, torch.Tensor):

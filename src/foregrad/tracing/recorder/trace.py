@@ -214,8 +214,8 @@ class Trace(abc.ABC):
             if self.opaque_owner is not None and tensor in self.opaque:
                 raise self.opaque_owner.refused()
             raise UnsupportedSideEffectError(
-                f"a tensor {TensorSpec.of(tensor)} that was made out of the capture's sight, on another thread or with "
-                f"its modes taken off, is used at {user_line(self.origins.here())}. Make it before the call, or in a "
+                f"a tensor {TensorSpec.of(tensor)} was made outside the capture (on a second thread, or with its "
+                f"modes off), and is used at {user_line(self.origins.here())}. Make it before the call, or in a "
                 "foregrad.eager_region."
             )
         return value
@@ -238,9 +238,9 @@ class Trace(abc.ABC):
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
         if tensor.layout is not torch.strided:
             raise UnsupportedLayoutError(
-                f"a tensor of layout {tensor.layout} was made at {user_line(self.origins.here())}. "
-                "Only strided tensors can be compiled: call .to_dense() first, or mark the function that computes with "
-                "it with `foregrad.eager_region`."
+                f"a tensor of layout {tensor.layout} was made at {user_line(self.origins.here())}. Only strided "
+                "tensors can be compiled: call .to_dense() first, or put the computation into a function that "
+                "`foregrad.eager_region` marks."
             )
         return TensorSpec.of(tensor)
 

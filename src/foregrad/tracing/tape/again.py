@@ -25,7 +25,7 @@ class SharedClosureFound(CaptureAgain):
     """Raised to start capture over with more tensors lifted from the beginning. `found`: pairs (tensor, source)."""
 
     def __init__(self, *found: tuple[torch.Tensor, Any]) -> None:
-        super().__init__("a closed-over tensor is an input, or shares memory with one")
+        super().__init__("a closed-over tensor is an input, or shares memory with an input")
         self.found = found
 
 
@@ -42,7 +42,7 @@ class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for anoth
     def refusal(self) -> UnsupportedSideEffectError:
         """The error for a call of which these can't be arguments, as others are."""
         return UnsupportedSideEffectError(
-            f"`{self.name}` takes from {self.path} in another way in each call; take from it before the call."
+            f"`{self.name}` takes from {self.path} differently in each call; draw before the call."
         )
 
 

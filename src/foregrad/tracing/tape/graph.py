@@ -298,7 +298,7 @@ class SizeNodes:
         place = self.places.get(symbol)
         if place is None:
             raise UnsupportedError(
-                f"a derivative needs the size {symbol}, which nothing that it is given has. Compile with dynamic=False."
+                f"a derivative needs the size {symbol}, and none of its inputs has it. Compile with dynamic=False."
             )
         entry, dim = self.inputs[place.input], place.dim
         placeholder = self.nodes[entry]

@@ -152,9 +152,9 @@ class Decisions:
             return self._prefix.value(entry)
         except UnknownValue as unknown:
             raise UnsupportedDataDependentError(
-                f"the value read at {where} depends on {unknown}, which is not known while the function is captured. "
-                "Use torch.where or masking in place of the branch, pass the number as an argument, or keep that part "
-                "outside the compiled function."
+                f"the value read at {where} depends on {unknown}, unknown during the capture. Use torch.where or "
+                "masking in place of the branch, pass the number as an argument, or keep this part outside the "
+                "compiled function."
             ) from None
 
     def supply(self, entry: Entry, value: Any) -> None:
@@ -382,7 +382,7 @@ class _PrefixAtHand(Prefix):
         assert self.by_number is not None
         value = self.by_number.get(self.numbering.of(entry))
         if is_stand_in(value):
-            raise UnknownValue("the contents of a fake tensor, which has none")
+            raise UnknownValue("the contents of a fake tensor (it has none)")
         return value
 
     def _call(self, entry: Entry) -> Any:

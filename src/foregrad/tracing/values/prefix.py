@@ -99,7 +99,7 @@ class Prefix:
         if real is None:
             raise UnknownValue("a gradient that comes in from outside (it is read in the backward)")
         if is_stand_in(real):
-            raise UnknownValue("the contents of a fake tensor, which has none")
+            raise UnknownValue("the contents of a fake tensor (it has none)")
         return real
 
     def _call(self, entry: Entry) -> Any:

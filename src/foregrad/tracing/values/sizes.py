@@ -70,10 +70,10 @@ class OpenCall:
         index, dim = self.size
         first = result if index is None else result[index]
         if first.shape[dim] < 2:
-            raise SizeDivergedError(f"`{self.op}` gave the size {first.shape[dim]}, which has a graph of its own")
+            raise SizeDivergedError(f"`{self.op}` gave the size {first.shape[dim]}; this size has a separate graph")
         for value, order in zip(result if index is not None else (result,), self.layouts, strict=True):
             if order is not None and not _is_dense(value, order):
-                raise SizeDivergedError(f"`{self.op}` gave strides {value.stride()}, in another order than at capture")
+                raise SizeDivergedError(f"`{self.op}` gave strides {value.stride()}, not in the order of the capture")
         return result
 
     def __repr__(self) -> str:
