@@ -63,7 +63,6 @@ EAGER = {  # those that may run eagerly
     "gumbel with numpy",
     "masked by an array",
     "masked by chance, in numbers",
-    "legacy state",
 }
 
 
