@@ -85,7 +85,9 @@ def _within_activation_budget(
     budget = activation_budget()
     if budget >= 1:
         return min_cut_rematerialization_partition(joint, inputs, **facts)
-    halves: tuple[fx.GraphModule, fx.GraphModule] = the_one("memory budgets")(budget)(joint, inputs, **facts)
+    halves: tuple[fx.GraphModule, fx.GraphModule] = the_one("memory budgets").partition_within(budget)(
+        joint, inputs, **facts
+    )
     return halves
 
 

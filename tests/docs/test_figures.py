@@ -20,7 +20,7 @@ def test_the_demo_in_readme():
 # A row of README's, and the beginnings of those that it stands for.
 PROGRAMS = {
     "`torch.func.vmap`, `grad` and `jvp`": ["`torch.func.vmap`", "`torch.func.grad`", "`torch.func.jvp`"],
-    "a counter that each call raises": ["a counter in a dict"],
+    "a counter that each call increments": ["a counter in a dict"],
 }
 
 

@@ -65,7 +65,7 @@ def assigned_to_a_view_of_what_is_written(x):
 )
 def test_a_result_with_a_gradient_is_refused(function):
     assert function(torch.ones(2, 3)).grad is not None
-    with pytest.raises(UnsupportedSideEffectError, match=r"`\.grad` of out"):
+    with pytest.raises(UnsupportedSideEffectError, match=r"`\.grad` of the result out"):
         foregrad.compile(function, backend="eager")(torch.ones(2, 3))
 
 

@@ -106,7 +106,8 @@ def assigned(x):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"), [(passed_on, r"retain_grad.*out\[0\]"), (with_a_hook, "hooks"), (assigned, r"\.grad. of out")]
+    ("function", "said"),
+    [(passed_on, r"retain_grad.*out\[0\]"), (with_a_hook, "hooks"), (assigned, r"\.grad. of the result out")],
 )
 def test_what_cannot_be_kept_is_refused(function, said):
     with pytest.raises(foregrad.errors.UnsupportedSideEffectError, match=said):

@@ -315,7 +315,7 @@ def test_a_tensor_made_inside_is_not_used_outside() -> None:
 
         return torch.cond(s > 0, first, torch.sin, (x,)) + left[0]
 
-    with pytest.raises(foregrad.errors.UnsupportedError, match="out of the capture's sight"):
+    with pytest.raises(foregrad.errors.UnsupportedError, match="made outside the capture"):
         foregrad.aot_export_module(Program(f), (torch.ones(()), torch.ones(3)), trace_joint=False)
 
 

@@ -67,6 +67,7 @@ KNOWN = {
     "grad_fn of a written view": "autograd records the view's operators, which it does only where asked to",
     "make_fx": "the result has no history, as inside of a trace",
     "data set": "a view whose `.data` is set is no view of its base any more",
+    "storage.__dir__": "the storage of a stand-in is of a class of its own, with the same attributes",
     "dequantize()": "of a tensor that is not quantised, which nobody needs",
 }
 

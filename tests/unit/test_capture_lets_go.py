@@ -210,3 +210,21 @@ def test_stand_ins_that_no_second_derivative_reads_are_dropped():
     (second,) = torch.autograd.grad(first.sum(), x)
     (expected,) = torch.autograd.grad(torch.autograd.grad(long(x), x, create_graph=True)[0].sum(), x)
     assert torch.equal(second, expected)
+
+
+def test_an_error_of_the_backward_holds_no_argument():
+    def f(x):
+        y = x.exp()
+        z = y * 2
+        y.add_(1)
+        return z
+
+    compiled = foregrad.compile(f, backend="eager")
+    x = torch.ones(3, requires_grad=True)
+    held = weakref.ref(x)
+    out = compiled(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    del x, out
+    gc.collect()
+    assert held() is None

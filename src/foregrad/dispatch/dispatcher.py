@@ -135,7 +135,7 @@ class Dispatcher:
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
-        ends = self.refusals.again, self.graphs.diverged
+        ends = self.refusals.again, self.graphs.teller()
         self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes, ends)
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name

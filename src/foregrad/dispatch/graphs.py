@@ -80,13 +80,21 @@ class Graphs:
         self.vain: float = 0
         self._most_in_vain = _MOST_IN_VAIN if gives_up else math.inf
 
-    def diverged(self) -> object:
-        """The result of a graph that has run in vain. Where too many do, no graph that branches on values is tried."""
-        self.vain += 1
-        if self.vain > self._most_in_vain:
-            self.vain = math.inf
-            self.try_undecided()
-        return MISS
+    def teller(self) -> Callable[[], object]:
+        """A function for graphs that have run in vain, which gives their result and does not keep this object alive.
+        Where too many graphs run in vain, no graph that branches on values is tried.
+        """
+        owner = weakref.ref(self)
+
+        def diverged() -> object:
+            if (graphs := owner()) is not None:
+                graphs.vain += 1
+                if graphs.vain > graphs._most_in_vain:
+                    graphs.vain = math.inf
+                    graphs.try_undecided()
+            return MISS
+
+        return diverged
 
     def served(self, call: Call) -> None:
         """Note that a graph served a call, where others ran in vain of late, or were tried before it."""

@@ -197,7 +197,13 @@ class EagerHooks(Aspect):
         try:
             return self.traced(hook)
         except UnsupportedSideEffectError as error:
-            return functools.partial(_refused, error)  # if the backward comes there
+            return functools.partial(self._refused, error, hook)  # if the backward comes there
+
+    def _refused(self, error: Exception, hook: Any, *args: Any) -> Any:
+        """In a backward inside the function, the hook is a part of the function."""
+        if self.recorder.in_backward:
+            raise error
+        return hook(*args)
 
     def _is_known(self, hook: Any) -> bool:
         """Whether the hook is eager, or is called in a backward inside the function."""
@@ -258,10 +264,6 @@ def _key(hook: Any) -> Any:
 def _function(hook: Any) -> Any:
     called, _ = function_of(hook, lambda _: True)
     return getattr(called, "__func__", called)
-
-
-def _refused(error: UnsupportedSideEffectError, *_: Any) -> NoReturn:
-    raise error
 
 
 def _warn(message: str, *_: Any) -> None:

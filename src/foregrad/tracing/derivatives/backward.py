@@ -163,7 +163,7 @@ class Backward:
                     f"be the view that is given other sizes in place at {changes.where(view)} (`set_`, `.data = ...`); "
                     "use a tensor of its own."
                 )
-        return error
+        return error.with_traceback(None)  # whose frames hold the call's arguments
 
     def _has_unlinked(self) -> bool:
         """Whether views of tensors that require grad were made under no_grad, and something was written in place."""

@@ -206,7 +206,7 @@ class Differentiation(RecordedBackward):
         except ForegradError:
             raise
         except RuntimeError as error:
-            self.backward_error = error
+            self.backward_error = error.with_traceback(None)  # whose frames hold tensors
             return [None] * len(variables)
         recorder = self.recorder
         read = [None if g is None or is_wrapper(g) else recorder.entry_of(g) for g in found]
