@@ -375,7 +375,8 @@ def write_rerun(case: Case, subject: TrialSubject, text: str) -> str | None:
     path.write_text(
         f'"""{case.name}: {said}\n\nExits with 1 while that is so."""\n\nimport sys\n\n'
         f"from foregrad.testing import {check}\n\n{_source_of(case)}"
-        f"report = {check}({name!r}, only={glob.escape(case.name)!r})\nprint(report)\nsys.exit(not report.ok)\n",
+        f"report = {check}({name!r}, only={glob.escape(case.name)!r}, size='full')\nprint(report)\n"
+        "sys.exit(not report.ok)\n",
         encoding="utf-8",
     )
     return str(path)
