@@ -19,7 +19,6 @@ import collections
 import functools
 import gc
 import io
-import itertools
 import os
 import random
 import sys
@@ -130,8 +129,9 @@ class ProgramState:
 
     def enter_all(self) -> bool:
         """Go through all waiting functions: unobserved code may run. Returns whether a function waited."""
-        waiting, self._waiting = self._waiting or {}, None
-        self._go_through(itertools.chain.from_iterable(waiting.values()))
+        waiting, self._waiting = self._waiting, None
+        if waiting:
+            self._go_through(function for functions in waiting.values() for function in functions)
         return bool(waiting)
 
     def _go_through(self, functions: Iterable[Any]) -> None:
