@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import foregrad
+import foregrad.extend
 from foregrad.errors import UnsupportedMutationError
 from tests.effects.writing import PROGRAMS
 
@@ -190,3 +191,75 @@ def test_writes_of_sizes_in_a_backward_are_refused():
 
     with pytest.raises(UnsupportedMutationError, match="changes its sizes"):
         directly(function)(torch.ones(3, requires_grad=True))
+
+
+def _own_leaf(x):
+    return x.detach().clone().requires_grad_()
+
+
+def adversarial(x):
+    """The sign method of attacks: a leaf of the function's own, with a gradient, gives the result."""
+    x = _own_leaf(x)
+    (x * x).sum().backward()
+    return (x + 0.1 * x.grad.sign()).clamp(-1, 1)
+
+
+def changed_since(x):
+    leaf = _own_leaf(x)
+    leaf.grad = x.clone()
+    leaf.grad.add_(1)
+    return leaf * leaf.grad
+
+
+@pytest.mark.parametrize("function", [adversarial, changed_since])
+def test_a_gradient_that_only_the_function_saw_may_be_added_to_by_nobody(function):
+    compiled = directly(function)
+    for start in (-1.0, 0.5):
+        found, expected = compiled(torch.arange(3.0) + start), function(torch.arange(3.0) + start)
+        assert found.requires_grad
+        assert torch.equal(found, expected)
+        found.sum().backward()
+    assert not foregrad.extend.view(compiled).eager
+
+
+def gives_the_gradient(x):
+    leaf = _own_leaf(x)
+    (leaf * leaf).sum().backward()
+    return leaf * 2, leaf.grad
+
+
+def gives_a_view(x):
+    leaf = _own_leaf(x)
+    (leaf * leaf).sum().backward()
+    return leaf * 2, leaf.grad[1:]
+
+
+def adds_to_the_argument(x):
+    leaf = _own_leaf(x)
+    leaf.grad = x
+    return leaf * 2, x
+
+
+def adds_to_its_view(x):
+    leaf = _own_leaf(x)
+    leaf.grad = x[:]
+    (leaf * leaf).sum().backward()
+    return leaf * 2, x
+
+
+DOORS = [
+    lambda f: foregrad.compile(f, backend="eager", on_unsupported="eager"),
+    lambda f: torch.compile(f, backend="foregrad", options={"backend": "eager", "on_unsupported": "eager"}),
+]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("function", [gives_the_gradient, gives_a_view, adds_to_the_argument, adds_to_its_view])
+def test_a_gradient_that_the_caller_sees_is_added_to_by_a_later_backward(function, door):
+    seen = []
+    for run in (function, door(function)):
+        for _ in range(2):
+            result, visible = run(torch.arange(3.0))
+            result.sum().backward()
+        seen.append(visible)
+    assert torch.equal(*seen)

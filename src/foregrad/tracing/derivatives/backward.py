@@ -190,18 +190,22 @@ class Backward:
                 found[position] = error
         return found
 
-    def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor) -> bool:
+    def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor, analysis: Analysis | None = None) -> bool:
         """The backward of an output, to all its leaves; `.grad` of inputs, and of leaves that the function made, stays.
-        Returns whether the backward has effects.
+        Returns whether the backward has effects. `analysis`: what the call gives its caller, if that is known.
         """
         pairs = [(r.leaf, r.stand_in) for r in self.inputs.records]  # an argument may be made a leaf of its own
         leaves = [t for pair in pairs for t in pair if t is not None and is_usable(t) and t.is_leaf]
-        leaves += other_leaves([output], leaves)
+        made = other_leaves([output], leaves)
+        leaves += made
         grads = [leaf.grad for leaf in leaves]
         try:
+            for leaf in made:  # the engine adds in place to a gradient that is there
+                if analysis is not None and leaf.grad is not None and not analysis.shows(leaf, leaf.grad):
+                    leaf.grad = None
             with self._recording([tangent]):
                 torch.autograd.backward([output], [tangent], retain_graph=True)
-                return self.recorder.late.finish().has_effects
+                return self.recorder.late.finish().has_effects or bool(self.recorder.late.missing)
         finally:
             for leaf, grad in zip(leaves, grads, strict=True):
                 leaf.grad = grad
@@ -244,12 +248,14 @@ class Backward:
         if not any(paths.outputs for paths in reached.values()):
             self.error = None
 
-    def to_nowhere(self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor]) -> None:
+    def to_nowhere(
+        self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor], analysis: Analysis | None = None
+    ) -> None:
         """Run the backward of outputs, by their numbers, that lead to no input, to see whether it raises."""
         for (number, output), tangent in zip(outputs.items(), tangents, strict=True):
             effects = False
             try:
-                effects = self._run_whole(output, tangent)
+                effects = self._run_whole(output, tangent, analysis)
             except ForegradError:
                 pass
             except RuntimeError as error:
@@ -393,7 +399,7 @@ class Differentiated:
         nowhere = backward.leading_nowhere(self.outputs, self.gradients, self.reached, self.tangents)
         if not nowhere:
             return self
-        backward.to_nowhere({i: analysis.fakes[i] for i in nowhere}, list(nowhere.values()))
+        backward.to_nowhere({i: analysis.fakes[i] for i in nowhere}, list(nowhere.values()), analysis)
         kept = [k for k, i in enumerate(self.outputs) if i not in nowhere]
         backward.run.keep_tangents(kept)
         reached = {key: reach.of_outputs(kept) for key, reach in self.reached.items()} if len(kept) > 1 else {}

@@ -75,6 +75,12 @@ class Analysis:
         """The graph outputs that autograd has a history of."""
         return [i for i, fake in enumerate(self.fakes) if fake is not None]
 
+    def shows(self, *tensors: torch.Tensor) -> bool:
+        """Whether the caller can reach one of the tensors, or its memory."""
+        values = [self.recorder.value_of(tensor).root for tensor in tensors]
+        given = {self.recorder.value_of(fake).root.storage for fake in self.by_fake} | self.bases.keys()
+        return any(value.storage.is_input or value.storage in given for value in values)
+
     def happens(self, at: int, effect: Effect) -> None:
         """Log an effect on an input, a result or a view."""
         self.log.append(Recorded(at, effect))
