@@ -459,7 +459,7 @@ def check_leaves(leaves: list[Any], paths: list[str], what: str, others: tuple[t
     for leaf, path in zip(leaves, paths, strict=True):
         if is_leaf(leaf) or isinstance(leaf, others):
             continue
-        cls = leaf.__class__ if is_house_module(type(leaf).__module__) else type(leaf)  # of the object behind a stand-in
+        cls = leaf.__class__ if is_house_module(type(leaf).__module__) else type(leaf)  # the object behind a stand-in
         if is_array(leaf) and what == "output":
             raise UnknownLeafError(f"output `{path}` is an array of NumPy: return a tensor, or a list of numbers.")
         raise UnknownLeafError(
