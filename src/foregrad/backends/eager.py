@@ -335,7 +335,7 @@ class _Writer:
             line = "; ".join([expression, *self._name_written(node, form)])
         elif picks is not None:
             line = self._pick(node, expression, picks)
-        elif node in dying and not self._copied_after(node):  # the result list alone reads it, and has the input
+        elif node in dying and not self._copied_after(node):  # only the result list takes it, and holds the input
             line, dying = expression, [used for used in dying if used is not node]
         else:
             line = f"{self.names[node]} = {expression}" if node in self.read else expression
