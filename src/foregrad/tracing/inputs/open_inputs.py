@@ -42,7 +42,7 @@ class OpenInputs:
         self.by_stand_in: ById[Any, Any] = ById()
         self.leaves: list[Any] = []  # of the result: each tensor that opens is one
         self.made: ById[Any, Sequence[Any]] = ById()  # by an object made of results of the graph: these results
-        self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # the object that a gradient comes in for, and its plain tensors
+        self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # objects with gradients, and their plain tensors
 
     def of_argument(self, array_of: Callable[[Any], Any], spec: Any, parts: Sequence[Any]) -> Any:
         """The stand-in of an argument, over the stand-ins of its plain tensors; `array_of` makes arrays'."""
