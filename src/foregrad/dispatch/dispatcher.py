@@ -65,8 +65,9 @@ class Outer:
     """Facts that the dispatcher of a form gets from the function's dispatcher.
 
     `why`: for each graph of the function, the reason why it was not right before this state became an argument.
-    `only_written`: containers that calls add to and do not read; `unread`: see `FlatCall`. `varied`: lines that read numbers that vary.
-    `splits_sizes`: whether the form may have forms for sizes itself. `once`, `turn`: the warning and the turn of all.
+    `only_written`: containers that calls add to and do not read; `unread`: see `FlatCall`. `varied`: lines that read
+    numbers that vary. `splits_sizes`: whether the form may have forms for sizes itself. `once`, `turn`: the warning and
+    the turn of all.
     """
 
     why: tuple[Difference, ...] = ()

@@ -12,8 +12,10 @@ may be there.
 from __future__ import annotations
 
 import collections
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +26,7 @@ from .._torch.symbols import concrete, is_symbolic, map_symbolic
 from ..errors import UnsupportedSideEffectError
 from ..frontend.values import is_plain
 from ..identity import IdSet, class_property
+from .effects import Text
 from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from .lifted import StatePlace
 from .objects import is_plain_object
@@ -68,6 +71,7 @@ class Notes:
 
     def __init__(self, real: Any, path: str) -> None:
         self.real, self.path = real, path
+        self.take: Callable[[FrameType, Any], Any] = lambda frame, value: value
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.is_read = False
         self.thread = threading.get_ident()
@@ -100,7 +104,7 @@ class Notes:
         return list(values)
 
     def _check_key(self, key: Any) -> None:
-        if is_symbolic(key):
+        if is_symbolic(key) or type(key) is Text:
             return  # its number can be a key
         try:
             hash(key)
@@ -118,7 +122,8 @@ def _writer(name: str) -> Callable[..., None]:
         if notes.is_anothers():
             getattr(notes.real, name)(*args, **kwargs)
         else:
-            notes.write(name, args, kwargs)
+            frame = sys._getframe(1)
+            notes.write(name, tuple(notes.take(frame, arg) for arg in args), kwargs)
 
     return write
 
@@ -224,6 +229,11 @@ class Journals:
         for notes, places in self.made:
             reads.stand_ins[id(notes.stand_in)] = notes.real
             reads.unread[id(notes.real)] = _place_of(places) is not None
+
+    def takes(self, take: Callable[[FrameType, Any], Any]) -> None:
+        """`take(frame, value)` makes a value of one that a call, by a frame, adds: its text may be made later."""
+        for notes, _ in self.made:
+            notes.take = take
 
     def install(self) -> None:
         self.are_installed = True

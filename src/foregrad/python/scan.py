@@ -75,7 +75,7 @@ class Scan:
     `of_code()` comes last.
     """
 
-    def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Collection[types.CodeType]) -> None:
+    def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Collection[Any]) -> None:
         """`entered`: the code that ran, and no other is opened."""
         self.reads, self.entered = reads, entered
         self.libraries = LibraryState(reads, weakref.proxy(self), entered)
@@ -381,7 +381,7 @@ class Scan:
                         self.visit(item, f"{name}[...]", depth)
                 elif table_of(value) is None:  # what C calls, a key of `functools.cmp_to_key`
                     for held in gc.get_referents(value):
-                        if isinstance(held, _CODE):
+                        if isinstance(held, (types.FunctionType, types.MethodType)):
                             self.function(held, name)
             if hasattr(value, "__wrapped__"):
                 self.function(value, name)
@@ -411,7 +411,8 @@ class Scan:
         if type(table) is not dict or inside > _DEEPEST_IN_LIBRARY or not keeps_options(type(value)):
             return
         if isinstance(value, torch.optim.Optimizer):
-            return self._objects.append((value, name, depth, set()))
+            self._objects.append((value, name, depth, set()))
+            return
         place = self.reads.place(table, "dict", name, "attr")
         place.keys = tuple(table)
         for attribute, item in [*table.items()]:
@@ -585,7 +586,6 @@ def _size_of(cached: Any, _: Any) -> int:
     return int(cached.cache_info().currsize)
 
 
-_CODE = (types.FunctionType, types.MethodType)
 _OPTIONS = (types.FunctionType, bool, int, float, str, type(None))
 _OF_BUILTINS = (types.BuiltinFunctionType, types.FunctionType, type)
 

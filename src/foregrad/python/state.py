@@ -428,7 +428,9 @@ class RunArguments:
         self.named = [(value, paths[number]) for number, value in made.items() if number not in arrays]
         self.of_argument: ById[Any, OfArgument] = ById()
         for number, value in made.items():
-            self.of_argument[value] = OfArgument(number, type(call.containers[number][0] if number in unread else value))
+            self.of_argument[value] = OfArgument(
+                number, type(call.containers[number][0] if number in unread else value)
+            )
             if type(table := table_of(value)) is dict:
                 self.of_argument[table] = OfArgument(number, type(value), attributes=True)
         states = call.tree.children[0].children[: times_lifted(call.function)]
