@@ -101,8 +101,8 @@ class FlatCall:
     in earlier captures: they may vary. `sizes`: by line, the numbers of elements found there by earlier captures: a
     further number may vary (None: none may); `every_size`: each may, from the first capture on. `fills_caches`: a place
     that was empty and holds a tensor afterwards counts as a cache, to be filled by an eager call. `only_written`: the
-    places of containers that earlier captures found to be added to and not to be read; `unread`: the same of containers
-    among the arguments, by path and class, with whether they are read after all (None: all are). `objects`: plain
+    places of containers that earlier captures found to be added to and not to be read; `unread`: for
+    containers among the arguments, by path and class, whether they are read after all (None: all are). `objects`: plain
     objects among arguments and results are taken apart; `containers`: the arguments' containers with an identity that
     the tree keeps, by their numbers there, with each container's paths.
     """

@@ -205,7 +205,7 @@ def replaced(holder: Holder) -> Iterator[Any]:
 
 class Journals:
     """The journals of one run, and its `said` messages, see `python/effects.py`. `wanted`: the places of
-    containers that earlier runs found to grow; `arguments` are among those of the call.
+    containers that earlier runs found to grow; `arguments`: journals of the call's arguments.
     """
 
     def __init__(self, state: ProgramState, wanted: Collection[Identity], arguments: Iterable[Notes]) -> None:
@@ -231,7 +231,7 @@ class Journals:
             reads.unread[id(notes.real)] = _place_of(places) is not None
 
     def takes(self, take: Callable[[FrameType, Any], Any]) -> None:
-        """`take(frame, value)` makes a value of one that a call, by a frame, adds: its text may be made later."""
+        """`take(frame, value)` gives the value to note for a call by a frame: each call may make its text."""
         for notes, _ in self.made:
             notes.take = take
 

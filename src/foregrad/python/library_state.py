@@ -167,8 +167,8 @@ class LibraryState:
                 self.scan.visit(value, name)
 
     def options_of_optimizer(self, table: dict[str, Any], names: frozenset[str]) -> frozenset[str]:
-        """The attributes of an optimizer under `names` of the program's, and those that code of libraries read: it is
-        all Python, and `zero_grad` reads others than `step` does.
+        """The attributes of an optimizer under `names`, the program's, and names in libraries' code that ran: an
+        optimizer is all Python, and `zero_grad` does not read the state.
         """
         ran = names.union(*(look_at(code).names for code in self.entered if not is_house_code(code)))
         return frozenset(table) if ran & _READS_ALL else ran.intersection(table)

@@ -448,7 +448,7 @@ class RunArguments:
             raise AdditionsFound({place: False})
 
     def reads(self, notes: list[Notes]) -> None:
-        """A run has read containers that it was to add to alone: some of these, or any if there is none."""
+        """A run has read containers that it was only to add to: some of the `notes`, or any without notes."""
         own = [one for one in self.unread.values() if one in notes or not notes]
         if own:
             raise AdditionsFound({(one.path, type(one.real)): True for one in own})

@@ -79,7 +79,7 @@ class Texts:
         return Text.later(parts)
 
     def take_inside(self, frame: FrameType | None, value: Any) -> Any:
-        """The same through containers, which are made for the call where there are marks inside."""
+        """`take` through containers: they are the call's own where marks are inside."""
         if not self._open or type(value) not in (list, tuple, dict):
             return self.take(frame, value)
         items = value.values() if type(value) is dict else value
