@@ -194,7 +194,7 @@ PROGRAMS = [
         3,
     ),
     (
-        "it says so for one that reads an argument",
+        "`MUST_RECOMPUTE` for an operator that reads an argument",
         f"{LEAF} * 1,",
         [
             *REGION,
