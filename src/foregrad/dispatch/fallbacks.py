@@ -23,6 +23,7 @@ from ..errors import (
     UnknownLeafError,
     UnsupportedError,
     UnsupportedSideEffectError,
+    without_frames,
 )
 from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
@@ -121,7 +122,7 @@ class Refusals:
         """Make a call in eager after its graph raised `fault` and left nothing. Eager raises the program's own errors,
         with everything done by then that comes before.
         """
-        fault.__traceback__ = None  # its frames hold the values of the graph
+        without_frames(fault)
         result = self.function(*args, **kwargs)
         if self.mode == "raise":
             raise fault
