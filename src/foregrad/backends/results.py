@@ -30,7 +30,7 @@ from torch import fx
 
 from .._torch import memory
 from .._torch.engine import default_generators
-from .._torch.graphs import is_random
+from .._torch.graphs import body_of, ends_of, is_random
 from .._torch.stand_ins import is_stand_in
 from .._torch.tensors import share_memory, version_of
 from ..errors import BackendError
@@ -78,11 +78,12 @@ def promised(
 
     From position `kept_from` on they are residuals; None: a backward, which hands out all its results.
     """
-    results = []
+    results, inputs = [], set(ends_of(module)[0])
     for i, (node, name) in enumerate(zip(results_of(module), names, strict=True)):
-        source = memory_of(node) if isinstance(node, fx.Node) else None
-        is_fresh = source is not None and makes_memory(source)
-        is_known = source is not None and (is_fresh or source[0].op == "placeholder")
+        source = memory_of(node, inputs) if isinstance(node, fx.Node) else None
+        is_given = source is not None and source[0] in inputs
+        is_fresh = source is not None and not is_given and makes_memory(source)
+        is_known = is_fresh or is_given
         spec = spec_of(node) if isinstance(node, fx.Node) else None
         is_kept = kept_from is not None and i >= kept_from
         is_handed_out = kept_from is None or (i in visible and not is_kept)
@@ -504,7 +505,7 @@ def _input(spec: Any) -> str:
 
 def random_states_of(module: fx.GraphModule, values: Sequence[Any]) -> Callable[[], None]:
     """A function that restores the random generators that a graph may draw from."""
-    draws = any(map(is_random, module.graph.nodes))
+    draws = any(map(is_random, body_of(module)))
     devices = {value.device for value in values if isinstance(value, torch.Tensor)} | {torch.device("cpu")}
     generators = default_generators(devices) if draws else []
     states = [(generator, generator.get_state()) for generator in generators]
