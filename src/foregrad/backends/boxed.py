@@ -150,9 +150,7 @@ def _plain_module(fn: Any) -> torch.fx.GraphModule | None:
     module = owner if getattr(fn, "__func__", None) is getattr(type(owner), "forward", fn) else fn
     if not isinstance(module, torch.fx.GraphModule) or not is_plain_graph_module(module) or is_boxed(module):
         return None
-    if late_graph_of(module) is not None:
-        return module
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = [] if late_graph_of(module) is not None else module.graph.find_nodes(op="placeholder")
     # Defaults and *args are resolved by the module's own signature.
     return None if any(node.args or str(node.target).startswith("*") for node in inputs) else module
 

@@ -371,8 +371,8 @@ def _meet(a: Extent, b: Extent | None) -> bool:
 
 
 def _that_meet(extents: Sequence[Extent | None]) -> dict[int, list[int]]:
-    """The positions of tensors that have bytes in common with a second tensor. Each has a list, empty as yet, that it
-    shares with the tensors it meets, and with those that they meet.
+    """The positions of tensors that have bytes in common with a second tensor, each with the list of its group, empty
+    as yet.
     """
     groups: dict[int, list[int]] = {}
     last, farthest = -1, -1  # the one that ends farthest so far

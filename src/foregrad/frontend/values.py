@@ -74,34 +74,16 @@ def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
 
 def describe(value: Any) -> str:
     """Short text for messages."""
-    text, *facts = description(value)
-    return text(*facts)  # type: ignore[no-any-return]
-
-
-def description(value: Any) -> tuple[Any, ...]:
-    """(a function, its arguments) that give the text of `describe` later; the arguments don't keep the value alive."""
     cls = type(value)  # not `isinstance`: it asks modules for their class, and modules answer slowly
+    if issubclass(cls, torch.Tensor):
+        return a_name(cls.__name__)
     if issubclass(cls, types.FunctionType):
         code = value.__code__
-        return _of_function, value.__qualname__, code.co_filename, code.co_firstlineno, id(value)
-    if issubclass(cls, torch.Tensor):
-        return a_name, cls.__name__
+        return f"{value.__qualname__} of {file_label(code.co_filename)}:{code.co_firstlineno} (at {id(value):#x})"
     if issubclass(cls, type):
-        return "{} (at {:#x})".format, value.__qualname__, id(value)
+        return f"{value.__qualname__} (at {id(value):#x})"
     if not is_plain(value) and value is not ABSENT:
-        return _of_object, cls.__name__, id(value)  # its repr may run code of the user's
-    return _of_plain, value
-
-
-def _of_function(name: str, file: str, line: int, address: int) -> str:
-    return f"{name} of {file_label(file)}:{line} (at {address:#x})"
-
-
-def _of_object(name: str, address: int) -> str:
-    return f"{a_name(name)} (at {address:#x})"
-
-
-def _of_plain(value: Any) -> str:
+        return f"{a_name(cls.__name__)} (at {id(value):#x})"  # its repr may run code of the user's
     try:
         text = repr(value)
     except ValueError:  # an integer of too many digits

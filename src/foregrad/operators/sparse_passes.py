@@ -54,12 +54,8 @@ class SparseCut:
         return run, None if strides is None else strides[:count], compiled.writes_into
 
 
-def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
+def sparse_nodes(body: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes with sparse values."""
-    return _sparse_among(graph.nodes)
-
-
-def _sparse_among(body: Iterable[fx.Node]) -> set[fx.Node]:
     nodes: set[fx.Node] = set()
     for node in body:
         if node.op == "call_function" and gives_sparse(node.target, node.args, nodes.__contains__):
@@ -69,9 +65,9 @@ def _sparse_among(body: Iterable[fx.Node]) -> set[fx.Node]:
 
 def cut_at_sparse(module: fx.GraphModule) -> SparseCut | None:
     """The two parts of a graph; None if the whole graph is dense."""
-    if not _sparse_among(body_of(module)):
+    if not sparse_nodes(body_of(module)):
         return None
-    below = depending_on(module.graph, sparse_nodes(module.graph))
+    below = depending_on(module.graph, sparse_nodes(module.graph.nodes))
     nodes = [node for node in module.graph.nodes if node.op != "output"]
     results = results_of(module)
     moved = tuple(i for i, result in enumerate(results) if result in below)
@@ -150,4 +146,4 @@ def only_in_gradients(backward: fx.GraphModule) -> frozenset[int]:
     )
 
 
-SPARSE_VALUES = OpaqueValues(sparse_nodes, around_sparse, dense_results, only_in_gradients)
+SPARSE_VALUES = OpaqueValues(lambda graph: sparse_nodes(graph.nodes), around_sparse, dense_results, only_in_gradients)

@@ -233,12 +233,7 @@ def forward_order(index: JointIndex, residuals: list[int], excerpt: Excerpt | No
 
 
 def _forward_half(
-    index: JointIndex,
-    tensors: list[int],
-    numbers: list[int],
-    away: set[int],
-    replayed: list[int],
-    copier: GraphCopier,
+    index: JointIndex, tensors: list[int], numbers: list[int], away: set[int], replayed: list[int], copier: GraphCopier
 ) -> fx.Graph:
     order = forward_order(index, [*tensors, *numbers])
     for i in index.inputs:
@@ -286,17 +281,12 @@ def _soon(index: JointIndex, nodes: list[int], extra: list[int]) -> list[int]:
 
 
 def _backward_half(
-    index: JointIndex,
-    residuals: list[int],
-    computed: bytearray,
-    away: set[int],
-    replayed: list[int],
-    copier: GraphCopier,
+    index: JointIndex, kept: list[int], computed: bytearray, away: set[int], replayed: list[int], copier: GraphCopier
 ) -> fx.Graph:
     nodes = index.nodes
     hosts, replays = Hosts(index, away), Replays(index, replayed)
-    for at, i in enumerate([*residuals, *index.backward_inputs]):
-        if at == len(residuals):
+    for at, i in enumerate([*kept, *index.backward_inputs]):
+        if at == len(kept):
             for random in replayed:
                 replays.placeholder(copier, random)
         if i in away:
@@ -305,7 +295,7 @@ def _backward_half(
         copier.placeholder(nodes[i])
         for duplicate in index.duplicates.get(i, ()):
             copier.copies[duplicate] = copier.copies[nodes[i]]
-    order = backward_order(index, computed, residuals, away)
+    order = backward_order(index, computed, kept, away)
     _copy(index, copier, order, lambda copier, i: hosts.fetch(copier, i) or replays.replay(copier, i))
     _output(index, copier, index.gradients, len(index.forward_outputs), len(index.gradients))
     return copier.graph

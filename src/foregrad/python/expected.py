@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..frontend.source import ABSENT, reference
-from ..frontend.values import describe, description, is_plain, same_value
+from ..frontend.values import describe, is_plain, same_value
 from ..graph.source import a_name
 
 
@@ -26,7 +26,6 @@ class Expected:
     def __init__(self, value: Any) -> None:
         self.value: Any
         self.pinned: Any = None
-        self.text: tuple[Any, ...] | None
         if value is ABSENT:
             self.kind, self.value = "absent", None
         elif issubclass(type(value), torch.Tensor):
@@ -39,14 +38,14 @@ class Expected:
             self.kind, self.value = "members", {id(item): reference(item) for item in value}
         else:
             self.kind, self.value = "same", reference(value)
-        self.text = None if self.kind == "equal" else description(value)
+        self.text = None if self.kind == "equal" else describe(value)
 
     @classmethod
     def of_type(cls, value: Any) -> Expected:
         """Any container of the value's type, with any contents."""
         expected = cls(None)
         expected.kind, expected.value, expected.pinned = "type", type(value), value
-        expected.text = a_name, type(value).__name__
+        expected.text = a_name(type(value).__name__)
         return expected
 
     def holds(self, now: Any) -> bool:
@@ -77,7 +76,7 @@ class Expected:
             self.pinned = now
 
     def describe(self) -> str:
-        return self.text[0](*self.text[1:]) if self.text is not None else describe(self.value)
+        return self.text if self.text is not None else describe(self.value)
 
 
 def is_bound(value: Any) -> bool:

@@ -355,8 +355,8 @@ class Reads:
 
 
 def _may_hold(cls: type) -> bool:
-    """Whether objects of a class may be containers, or tell what is in them. Modules are asked attribute by attribute,
-    but for those that are containers or of a further C type.
+    """Whether objects of a class may be containers, or tell their contents. A module is asked attribute by attribute,
+    unless it is a container or of a further C type.
     """
     if issubclass(cls, (types.FunctionType, type, torch.Tensor)):
         return False
