@@ -294,11 +294,9 @@ class Scan:
         """Go on from a value that code can get at. `depth`: the number of objects on the way, the last `inside` of
         which are a library's, nested.
         """
-        if is_plain(value) and not holds_classes(value):
-            return
-        if isinstance(value, torch.Tensor):
-            if not is_of_library(type(value)) and self._is_new(value):
-                self._object(value, name, depth)
+        if isinstance(value, torch.Tensor) and not is_of_library(type(value)) and self._is_new(value):
+            self._object(value, name, depth)
+        if isinstance(value, torch.Tensor) or (is_plain(value) and not holds_classes(value)):
             return
         if isinstance(value, types.ModuleType):
             if not is_outside(value.__name__) and self._is_new(value):  # handed on, it may be known by any name
