@@ -289,12 +289,12 @@ class _Input:
     @classmethod
     def of(cls, position: int, value: torch.Tensor, *, hold: bool) -> _Input:
         version = None if value.is_inference() else version_of(value)
-        start = value.data_ptr()
+        start = _address(value)
         stop = start + (_span(value) if start else 0)
         return cls(position, weakref.ref(value), value.shape, version, start, stop, value if hold else None)
 
     def has_moved(self, tensor: torch.Tensor) -> bool:
-        return tensor.shape != self.shape or tensor.data_ptr() != self.start
+        return tensor.shape != self.shape or _address(tensor) != self.start
 
     def is_changed(self, tensor: torch.Tensor) -> bool:
         return self.has_moved(tensor) or (self.version is not None and version_of(tensor) != self.version)
@@ -354,6 +354,14 @@ def _is_held(out: list[Any], i: int) -> bool:
     return not (memory.owned()(out, (i,)) or memory.owned_in_python(out, (i,)))
 
 
+def _address(tensor: torch.Tensor) -> int:
+    """The address of a tensor's first byte; 0 on a device whose tensors have no storage."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
 Extent = tuple[int, int]
 
 
@@ -361,8 +369,8 @@ def _extent(value: Any) -> Extent | None:
     """The addresses of a tensor's first byte and after its last; None for a value without bytes."""
     if not isinstance(value, torch.Tensor) or value.numel() == 0:
         return None
-    start = value.data_ptr()
-    return start, start + _span(value)
+    start = _address(value)
+    return (start, start + _span(value)) if start else None
 
 
 def _meet(a: Extent, b: Extent | None) -> bool:
