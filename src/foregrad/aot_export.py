@@ -265,7 +265,7 @@ class _JointWriter:
         self.seed: int | None = None
 
     def _input(self, node: Any, name: str) -> fx.Node:
-        """A placeholder for an input of the joint graph, or for a plain value among the arguments, which is a constant."""
+        """A placeholder for an input of the joint graph, or for a plain value among the arguments: a constant."""
         copy = self.graph.placeholder(name)
         if isinstance(node, fx.Node):
             self.made[node], copy.meta = copy, node.meta
