@@ -72,8 +72,8 @@ def taken(lock: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Context: a thread of foregrad's own imports modules. A fork waits for its end: else the child would find the
-    locks of these modules taken for ever.
+    """Context: a thread of foregrad's own imports modules. A fork waits for its end; a child would find the modules'
+    locks taken for ever.
     """
     with _imports:
         yield
