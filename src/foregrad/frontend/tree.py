@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from .._torch.nested import registered_functions
-from .._torch.ops import is_opaque_value
+from .._torch.ops import OPAQUE, is_opaque_value
 from .._torch.wrappers import is_wrapper
 from ..annexes import given
 from ..errors import UnknownLeafError
@@ -29,9 +29,9 @@ from .arrays import is_array, is_number_of_numpy
 from .openings import Opening, Unwrap, Wrap, new_samples, wrap
 
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
-# Their state lasts from call to call, and they refer to each other: like modules, they are the same objects in each
-# call.
-STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+# Their state lasts from call to call, and they refer to each other, or only operators know it: like modules, they are
+# the same objects in each call.
+STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, *OPAQUE)
 KEPT_WHOLE = (torch.nn.Module, *STEPPERS)
 """Arguments that are told apart by which object they are. Guards don't keep them alive."""
 _CONSTANTS = (

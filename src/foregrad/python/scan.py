@@ -102,7 +102,16 @@ class Scan:
 
     def function(self, value: Any, name: str = "") -> None:
         """Look at a callable that may run."""
-        if isinstance(value, (functools.partial, functools.partialmethod)):
+        if type(value) is types.FunctionType:
+            if not self._is_new(value) or is_disabled(value):
+                return
+            if _is_users(value):
+                self._functions.append(value)
+                return
+            if value.__closure__:
+                self._cells(value)  # a decorator of theirs around a function of the user's
+            self.function(getattr(value, "__wrapped__", None), name)
+        elif isinstance(value, (functools.partial, functools.partialmethod)):
             if self._is_new(value):
                 self._parts(value, name, ("func", "args", "keywords"))
                 if value.__dict__ and not is_of_operators(type(value)):
@@ -118,15 +127,6 @@ class Scan:
         elif isinstance(value, (functools.cached_property, functools.singledispatchmethod)):
             self.function(value.func, name)
             self.function(getattr(value, "dispatcher", None), name)
-        elif isinstance(value, types.FunctionType):
-            if not self._is_new(value) or is_disabled(value):
-                return
-            if _is_users(value):
-                self._functions.append(value)
-                return
-            if value.__closure__:
-                self._cells(value)  # a decorator of theirs around a function of the user's
-            self.function(getattr(value, "__wrapped__", None), name)
         elif hasattr(value, "__wrapped__"):
             self.visit(value.__wrapped__, name)
 
