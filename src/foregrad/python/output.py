@@ -193,7 +193,7 @@ def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
 
 
 def _shared(state: Any, reads: Any, handlers: Iterable[logging.Handler]) -> str | None:
-    """What both the call and code of the program's own `handlers` can get at, and the call reads or changes."""
+    """The name of state that the call reads or changes, and code of the program's own `handlers` can get at."""
     others = IdSet(holder.target for holder in ProgramState([]).holders)
     own = [part for handler in handlers for part in (handler, handler.formatter, *handler.filters)]
     classes = {cls for part in own for cls in type(part).__mro__ if not is_of_library(cls)}
