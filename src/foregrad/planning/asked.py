@@ -121,8 +121,9 @@ class SaidValues(TorchFunctionMode):
             return func(*args, **kwargs) if said is None else give(func, said, *args, **kwargs)
         try:
             return func(*args, **kwargs)
-        except UnsupportedDataDependentError as error:
-            said = self._said(line_asked(error))
+        except (UnsupportedDataDependentError, RuntimeError) as error:
+            in_capture = isinstance(error, UnsupportedDataDependentError)
+            said = self._said(*(self._lines() if not in_capture else [line_asked(error)]))
             if said is None:
                 raise
             return give(func, said, *args, **kwargs)
@@ -147,7 +148,7 @@ class SaidValues(TorchFunctionMode):
                 frame = frame.f_back
 
 
-def line_asked(error: UnsupportedDataDependentError) -> str:
+def line_asked(error: Exception) -> str:
     """The line that asked for a value, of an error about it."""
     found = _LINE.search(str(error))
     return found[1] if found else ""

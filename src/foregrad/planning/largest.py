@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _MOST = 1 << 24  # a size above which none is looked for
 
+_OTHERS = ("budget", "eager")  # never of the least peak
+
 Sizes = tuple[int, ...]
 
 
@@ -139,7 +141,9 @@ class _Peaks:
 
     def plan_at(self, sizes: Sizes) -> Plan:
         if sizes not in self._plans:
-            recipe = dataclasses.replace(self.plan.call[0], budget=None, only=self.choice)
+            names = [one.name for one in self.plan.choices if one.name not in _OTHERS]
+            only = tuple(names) if self.choice is None else (self.choice,)
+            recipe = dataclasses.replace(self.plan.call[0], budget=None, only=only)
             with without_fake_mode():
                 self._plans[sizes] = self._by_symbols(recipe, sizes) or self._by_capture(recipe, sizes)
         return self._plans[sizes]
@@ -180,7 +184,8 @@ class _Peaks:
         return name, peak
 
     def choices_at(self, sizes: Sizes) -> list[Choice]:
-        return [one for one in self.plan_at(sizes).choices if self.choice in (None, one.name) and one.name != "budget"]
+        found = self.plan_at(sizes).choices
+        return [one for one in found if one.name == self.choice or (self.choice is None and one.name not in _OTHERS)]
 
     def _resized(self, args: Any, kwargs: Any, sizes: Sizes, *, marked: bool = False, absent: bool = False) -> Any:
         """The arguments at other sizes: zeros. `marked`: their sizes are to be symbols; `absent`: all are on `meta`."""

@@ -25,7 +25,7 @@ from .step import TrainingStep, step_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is planned, apart from the arguments of the call. `only`: the one choice that is made; None for all."""
+    """What is planned, apart from the arguments of the call. `only`: the choices that are made; None for all."""
 
     function: Any
     optimizer: Any
@@ -34,7 +34,10 @@ class Recipe:
     ranks: Ranks
     policies: dict[str, Any]
     sizes: dict[str, Any]
-    only: str | None = None
+    only: tuple[str, ...] | None = None
+
+    def makes(self, choice: str) -> bool:
+        return self.only is None or choice in self.only
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
         """The step for these arguments, captured."""
