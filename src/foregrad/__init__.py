@@ -225,6 +225,7 @@ ANNEXES = {
     ],
     "calls under transforms": ["foregrad.transforms.calls:LayeredCalls"],
     "classes of constants": ["foregrad._torch.distributed:GROUPS"],
+    "effects in files": ["foregrad.planning.asked"],
     "graphs compiled in parts": [
         "foregrad.regions.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",

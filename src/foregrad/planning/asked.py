@@ -33,8 +33,8 @@ _FRAMES = 12  # of helpers between an operator and the line that the caller name
 
 def with_sizes(fn_or_module: Any, sizes: Mapping[str, Any]) -> Any:
     """A function or module with missing values given by line, as `sizes` of `foregrad.plan`: for `capture` (so
-    `partition`), `pareto` and `explain`. The graph foresees memory and work. A call of the graph raises `PlanError`,
-    and `export` does not save the graph.
+    `partition`), `pareto`, `explain` and `export`. The graph foresees memory and work: a call of it, or of a file that
+    it is loaded from, raises `PlanError`.
 
     Raises `PlanError` unless the sizes are numbers by line.
 
@@ -83,7 +83,7 @@ class NotToRun(CallEffect):
     said: tuple[str, ...]
 
     place = CallPlace.FIRST
-    instead = "capture the function itself, with values that are there"
+    storable = True
 
     def lines(self, writer: EffectWriter) -> list[str]:
         return [f"{writer.bind('refuse', _refuse)}({self.said!r})"]
