@@ -317,15 +317,12 @@ class _ShardedRun:
 
     def _after(self, unit: _Gathered, _module: Any, _args: Any, result: Any) -> None:
         if self.record.turned is None:
-            if self.ranks.reshard and len(self.order) < self.count:  # the last stays
+            if len(self.order) == self.count:  # parameters of the last stay
+                unit.let_buffer_go()
+            elif self.ranks.reshard:
                 unit.let_go()
             for one in _differentiable(result):
                 one.register_hook(functools.partial(self._backward_starts, unit))
-
-    def turn(self) -> None:
-        """The forward has ended."""
-        if self.order:
-            self.order[-1].let_buffer_go()
 
     def _backward_starts(self, unit: _Gathered, _gradient: Any) -> None:
         if id(unit) not in self.reduced:
@@ -387,7 +384,9 @@ def eager_of(
     with contextlib.ExitStack() as inside:
         for mode in (_untouched(step), *modes, record):
             inside.enter_context(mode)
-        loss = _loss(function, args, kwargs, run, step.name)
+        if run is not None:
+            run.start()
+        loss = loss_in(function(*args, **kwargs), step.name)
         saved = record.alive() - {record.number(loss)}
         record.turned = len(record.numbers)
         given = torch.ones_like(loss) if loss.numel() > 1 else None
@@ -412,15 +411,6 @@ def _untouched(step: TrainingStep) -> Iterator[None]:
             tensor.grad = gradient
     if reached:
         raise PlanError("the function reaches its model in a way that a copy of it does not follow: pass the module")
-
-
-def _loss(function: Any, args: Any, kwargs: Any, run: _ShardedRun | None, name: str) -> torch.Tensor:
-    if run is None:
-        return loss_in(function(*args, **kwargs), name)
-    run.start()
-    loss = loss_in(function(*args, **kwargs), name)
-    run.turn()
-    return loss
 
 
 def _kernels(recipe: Recipe) -> Any:
