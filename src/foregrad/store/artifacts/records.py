@@ -142,7 +142,7 @@ def _tuple(data: Any, hints: tuple[Any, ...], reader: Reader) -> tuple[Any, ...]
 
 
 def _record(data: Any, base: Any, reader: Reader) -> Any:
-    name = data.get("is") if type(data) is dict else None
+    name: Any = data.get("is") if type(data) is dict else None
     if name not in _CLASSES and name not in KINDS:
         given("effects in files")  # their modules name them
     cls: Any = _CLASSES.get(name, KINDS.get(name))
