@@ -23,6 +23,7 @@ from ..errors import (
     UnknownLeafError,
     UnsupportedError,
     UnsupportedSideEffectError,
+    without_frames,
 )
 from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
@@ -121,7 +122,7 @@ class Refusals:
         """Make a call in eager after its graph raised `fault` and left nothing. Eager raises the program's own errors,
         with everything done by then that comes before.
         """
-        fault.__traceback__ = None  # its frames hold the values of the graph
+        without_frames(fault)
         result = self.function(*args, **kwargs)
         if self.mode == "raise":
             raise fault
@@ -186,7 +187,7 @@ class Fallbacks:
                 return entry.call(self.function, args, kwargs)
         measured = EagerCalls("")
         with as_it_was:
-            result = measured.call(self.function, args, kwargs)  # which raises where the error is the program's own
+            result = measured.call(self.function, args, kwargs)  # raises where the error is the program's own
         if is_interrupt(error):
             raise error
         if refusals.mode == "raise":
@@ -241,7 +242,8 @@ class Fallbacks:
             message = f"`{self.name}` was compiled {len(made)} times, the limit; this call fits no graph: "
             message += f"{difference}. "
             shared = any(isinstance(info.source, MemoryOf) for info in made[-1].product.captured.joint.signature.inputs)
-            remedy = _REMEDY_OF_SHARED if shared and difference.name.endswith((".shape", ".stride()")) else _REMEDY
+            if difference.name.endswith((".shape", ".stride()")):
+                remedy = _REMEDY_OF_SHARED if shared else _REMEDY_OF_SIZES
         message += remedy
         if self.config.error_on_recompile_limit:
             raise UnsupportedError(message)
@@ -302,6 +304,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024  # calls
 MOST_IN_A_ROW = 8  # captures for a value that differs in each call
 _MOST_FILLS = 2  # calls in a row that fill a cache; a later change is one of state
 _REMEDY = "Raise foregrad.config.recompile_limit, or pass values that change from call to call as tensors."
+_REMEDY_OF_SIZES = (
+    "Raise foregrad.config.recompile_limit. With dynamic=False, and where the program needs the number itself (a loop, "
+    "an index), each size has its own graph: pad to fewer sizes."
+)
 _REMEDY_OF_SHARED = (
     "Sizes stay fixed where arguments share memory and the function writes to it: pass a `.clone()`, or slice inside "
     "the function."

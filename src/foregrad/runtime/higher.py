@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Node = Callable[[Compiled, list[int]], Any]
 
-_MOST_PATHS = 16  # of one derivative, for different outcomes of its decisions
+_MOST_PATHS = 16  # for one derivative, by the outcomes of its decisions
 
 
 def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
@@ -383,8 +383,8 @@ def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
 # -------------------------------------------------------------------------------------------- tangents of another kind
 # Tangents of another kind than at capture: the backward is captured again for them.
 #
-# Such a tangent is a wrapper subclass for a plain result; or, for a result that is a wrapper subclass, a plain tensor
-# or a wrapper of another class, of other metadata, or of other plain tensors.
+# Such a tangent is a wrapper subclass for a plain result; or, for a wrapper subclass, a plain tensor or a wrapper that
+# differs in class, metadata or plain tensors.
 
 _MOST_KINDS = 16
 

@@ -30,6 +30,7 @@ from ..._torch.ops import depends_on_values, is_builtin
 from ..._torch.stand_ins import is_stand_in, like, new_stand_in, new_stand_in_over, on_meta, twin
 from ..._torch.symbols import is_symbolic, symbol_made
 from ..._torch.tensors import share_memory, storage_key
+from ...errors import without_frames
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...locks import make_lock
 from ..heap.overlaps import ask_kernel, is_symbolic_tensor
@@ -220,7 +221,7 @@ class Metadata:
                 key.append(list)
                 key.append(len(value))
                 is_static = self._describe(value, key, tensors, writes=writes) and is_static
-            elif cls is torch.SymFloat and writes:  # which only changes elements
+            elif cls is torch.SymFloat and writes:  # it only changes elements
                 key.append(cls)
                 is_static = False
             elif is_symbolic(value):
@@ -333,7 +334,7 @@ def _shares(info: OpInfo, args: tuple[Any, ...], tensors: list[Any]) -> bool:
 
 
 # -------------------------------------------------------------------- kernel answers
-# Answers of kernels themselves, which are asked on zeros laid out like the fakes: strides, and errors.
+# Answers of kernels themselves, asked on zeros laid out like the fakes: strides, and errors.
 #
 # Strides of dimensions of size 1, and of tensors without elements, mean nothing. Programs can see them, and kernels
 # choose them as it comes; FakeTensor's Python decompositions often choose others. Where an argument is not contiguous
@@ -383,7 +384,7 @@ def _like(spec: Any, tensor: Any) -> Any:
 
 
 # -------------------------------------------------------------------- errors
-# What kernels say of arguments that they don't take: FakeTensor raises other errors, with other words.
+# Kernels' errors for arguments that they don't take: FakeTensor raises different errors, with different words.
 
 
 _PLAIN = {RuntimeError, IndexError, ValueError, TypeError, OverflowError, AssertionError}
@@ -398,5 +399,5 @@ def as_kernels_say(op: Any, args: Any, kwargs: Any, error: Exception) -> Excepti
     try:
         ask_kernel(op, args, kwargs)
     except Exception as said:
-        return said.with_traceback(None)
+        return without_frames(said)
     return error
