@@ -68,8 +68,8 @@ def _gpu(name: str, mib: int, bandwidth: float, half: float, single: float, link
     return Device(name, mib * _MIB, bandwidth, flops, link, source=source)
 
 
-# The totals of memory are those of `nvidia-smi` and `rocm-smi`. `float32` is TF32 where the device has a unit for it. Each
-# row was compared with the page in it, which quotes the sheet.
+# The totals of memory are those of `nvidia-smi` and `rocm-smi`. `float32` is TF32 where the device has a unit for it.
+# Each row was compared with the page in it, which quotes the sheet.
 _PAGES = "https://glennklockwood.com/garden/processors"
 _OF_TWO = "https://github.com/alpharomercoma/MI300X-vs-H200/blob/main/METHODOLOGY.md"
 DEVICES: dict[str, Device] = {
