@@ -141,7 +141,7 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-class Recording(ThreadDispatchMode):
+class StorageLog(ThreadDispatchMode):
     """Records the storages that operators make, but for those of twins. `made`: (operator, module, whether in the
     backward) of each, by its number.
     """
@@ -245,7 +245,7 @@ class Recording(ThreadDispatchMode):
 class _Gathered:
     """The memories that `fully_shard` has for a unit."""
 
-    def __init__(self, record: Recording, unit: Unit, parameters: Sequence[nn.Parameter], ranks: int) -> None:
+    def __init__(self, record: StorageLog, unit: Unit, parameters: Sequence[nn.Parameter], ranks: int) -> None:
         self.record, self.unit, self.parameters, self.ranks = record, unit, parameters, ranks
         self.buffer: int | None = None
         self.held: list[int] = []
@@ -283,7 +283,7 @@ class _ShardedRun:
     """The hooks of `fully_shard` on a model's units, in the order in which they run."""
 
     def __init__(
-        self, record: Recording, model: nn.Module, layers: Layers, ranks: Ranks, units: Sequence[Unit]
+        self, record: StorageLog, model: nn.Module, layers: Layers, ranks: Ranks, units: Sequence[Unit]
     ) -> None:
         self.record, self.ranks = record, ranks
         parameters: dict[str, list[nn.Parameter]] = {}
@@ -372,7 +372,7 @@ def eager_of(
     twins = _Twins(NewFakeMode() if is_real else None)
     with planned(recipe.function) as plain:
         function, args, kwargs = twins.of(plain), twins.of(tuple(args)), twins.of(dict(kwargs))
-    record = Recording(twins, recipe.device)
+    record = StorageLog(twins, recipe.device)
     run = None
     if recipe.ranks.fsdp > 1:
         if not isinstance(function, nn.Module):
@@ -417,7 +417,9 @@ def _kernels(recipe: Recipe) -> Any:
     return AcceleratorKernels() if recipe.device.is_accelerator else contextlib.nullcontext()
 
 
-def _memory(record: Recording, saved: set[int], script: Script, standing: Standing, optimizer: Optimizer) -> StepMemory:
+def _memory(
+    record: StorageLog, saved: set[int], script: Script, standing: Standing, optimizer: Optimizer
+) -> StepMemory:
     """The bytes over the events, and what is there at their peak."""
     sizes: dict[int, int] = {}
     alive, peak, at, now, forward = [standing.total], 0, 0, 0, 1
@@ -439,7 +441,7 @@ def _memory(record: Recording, saved: set[int], script: Script, standing: Standi
     return StepMemory(max(alive), where, tuple(alive), forward, gradients, kept, 0, tuple(found), script)
 
 
-def _at_peak(record: Recording, saved: set[int], script: Script, at: int) -> tuple[list[Alive], str]:
+def _at_peak(record: StorageLog, saved: set[int], script: Script, at: int) -> tuple[list[Alive], str]:
     there: dict[int, int] = {}
     last = 0
     for _, (key, size, _) in zip(range(at + 1), script.events(), strict=False):
