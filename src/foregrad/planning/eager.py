@@ -1,7 +1,7 @@
-"""What the program needs when PyTorch runs it without foregrad: its own step, recorded on tensors without memory.
+"""The needs of a program without foregrad: its step by PyTorch, recorded on tensors without memory.
 
 A copy of the program runs forward and backward with PyTorch's autograd, checkpointing and DTensor. Each storage is an
-event when an operator makes it, and another when its last reference goes, so that values live as long as Python and
+event when an operator makes it, and another when its last reference goes, so values live as long as Python and
 autograd hold them. `fully_shard`'s memories are added where its hooks run, by the rules of `sharded`. The
 copy's tensors are twins on `meta`, or fakes for the CPU: the program's own are neither read nor written.
 """
@@ -54,7 +54,7 @@ class _Twins:
         self._kept: list[Any] = []  # so that ids stay theirs
 
     def of(self, value: Any) -> Any:
-        """A tensor, module, function or container with twins in it; any other value itself."""
+        """A tensor, module, function or container, with twins inside; other values as given."""
         if isinstance(value, (list, tuple, dict)):
             return mapped(value, (torch.Tensor, nn.Module), self.of)
         make = next((make for kind, make in self._MAKERS if isinstance(value, kind)), _Twins._object)
@@ -82,7 +82,7 @@ class _Twins:
         return twin
 
     def _module(self, module: nn.Module) -> nn.Module:
-        """A copy of a module: tensors are twins, and objects that are neither modules nor containers the same."""
+        """A copy of a module: tensors are twins; objects but modules and containers are shared."""
         for part in module.modules():
             for leaf in leaves(vars(part)):
                 if isinstance(leaf, torch.Tensor):
@@ -93,7 +93,7 @@ class _Twins:
         return self.modules[-1]
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
-        """The function over copies of the modules and tensors that its cells and globals have."""
+        """The function over copies of the modules and tensors in its cells and globals."""
         names, known = _names(function.__code__), function.__globals__
         own = {name: known[name] for name in names if isinstance(known.get(name), (nn.Module, torch.Tensor))}
         cells = function.__closure__ or ()
@@ -112,7 +112,7 @@ class _Twins:
         return made
 
     def _object(self, value: Any) -> Any:
-        """An object with modules or tensors among its attributes, over twins of these; any other itself."""
+        """An object with modules or tensors among its attributes, over their twins; other objects as given."""
         held = {} if isinstance(value, type) else getattr(value, "__dict__", {})
         if not any(isinstance(leaf, (nn.Module, torch.Tensor)) for leaf in leaves(dict(held))):
             return value
@@ -142,8 +142,8 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 class StorageLog(ThreadDispatchMode):
-    """Records the storages that operators make, but for those of twins. `made`: (operator, module, whether in the
-    backward) of each, by its number.
+    """Records the storages of operators' results, without the twins'. `made`: (operator, module, whether in the
+    backward) by number.
     """
 
     def __init__(self, twins: _Twins, device: Device) -> None:
@@ -176,7 +176,7 @@ class StorageLog(ThreadDispatchMode):
         return result
 
     def _counts(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the program's: DTensor runs operators on fakes of its own, to know shapes."""
+        """Whether a tensor is the program's: DTensor runs operators on fakes, to know shapes."""
         return not isinstance(tensor, FakeTensor) or tensor.fake_mode is self.fakes
 
     def _see(self, tensor: torch.Tensor, func: Any) -> None:
@@ -209,7 +209,7 @@ class StorageLog(ThreadDispatchMode):
         return 0 if is_wrapper(tensor) else self._alive.get(tensor.untyped_storage()._cdata, 0)
 
     def alive(self) -> set[int]:
-        """The numbers of the operators' memories that are there."""
+        """The numbers of the operators' memories in use."""
         return {key for _, key in self._references.values()}
 
     def _module(self) -> str:
@@ -220,8 +220,8 @@ class StorageLog(ThreadDispatchMode):
         return self._marks[bisect.bisect_right(self._marks, number, key=lambda mark: mark[0]) - 1][1]
 
     def watch(self, module: nn.Module, again: Callable[[], Any]) -> None:
-        """Know the module that an operator is in. `again`: the mode of a forward that runs again, for checkpointing:
-        PyTorch leaves function modes out there.
+        """Know the module of an operator. `again`: the mode of a forward run again, for checkpointing:
+        PyTorch leaves function modes out.
         """
         self.mode_again = again
         for path, part in module.named_modules():
@@ -243,7 +243,7 @@ class StorageLog(ThreadDispatchMode):
 
 
 class _Gathered:
-    """The memories that `fully_shard` has for a unit."""
+    """The memories of `fully_shard` for a unit."""
 
     def __init__(self, record: StorageLog, unit: Unit, parameters: Sequence[nn.Parameter], ranks: int) -> None:
         self.record, self.unit, self.parameters, self.ranks = record, unit, parameters, ranks
@@ -269,7 +269,7 @@ class _Gathered:
         self.held = []
 
     def reduce(self) -> int | None:
-        """Gradients into shards; gives the memory that is there until the next reduction."""
+        """Gradients into shards; gives the memory in use until the next reduction."""
         if not self.unit.reduced:
             return None
         buffer = self.record.take(self.unit.reduced)
@@ -280,7 +280,7 @@ class _Gathered:
 
 
 class _ShardedRun:
-    """The hooks of `fully_shard` on a model's units, in the order in which they run."""
+    """The hooks of `fully_shard` on a model's units, in running order."""
 
     def __init__(
         self, record: StorageLog, model: nn.Module, layers: Layers, ranks: Ranks, units: Sequence[Unit]
@@ -304,7 +304,7 @@ class _ShardedRun:
         self.root.copy_out()
 
     def _before(self, unit: _Gathered, _module: Any, args: Any, kwargs: Any) -> None:
-        """A unit's backward ends when the gradients of its inputs are there."""
+        """A unit's backward ends with the gradients of its inputs."""
         if self.record.turned is not None:
             return
         unit.copy_out()
@@ -363,9 +363,9 @@ def eager_of(
     step: TrainingStep, recipe: Recipe, call: Call, standing: Standing, optimizer: Optimizer, layers: Layers,
     units: Sequence[Unit],
 ) -> tuple[StepMemory, int, float]:  # fmt: skip
-    """The memory of the step as PyTorch runs it, and the operations and seconds of what its checkpointing runs again.
+    """The memory of the step by PyTorch, and the operations and seconds of checkpointing's second runs.
 
-    Raises whatever the program raises on tensors without memory.
+    Raises the program's errors on tensors without memory.
     """
     args, kwargs = call
     is_real = not recipe.device.is_accelerator and any(not one.tensor.is_meta for one in step.held)
@@ -401,7 +401,7 @@ def eager_of(
 
 @contextlib.contextmanager
 def _untouched(step: TrainingStep) -> Iterator[None]:
-    """Context: the program's own tensors get no gradients; raises where the copy reached them after all."""
+    """Context: the program's own tensors get no gradients; raises where the copy reached a tensor after all."""
     before = [(one.tensor, one.tensor.grad) for one in step.held if one.tensor.is_leaf]
     try:
         yield
@@ -420,7 +420,7 @@ def _kernels(recipe: Recipe) -> Any:
 def _memory(
     record: StorageLog, saved: set[int], script: Script, standing: Standing, optimizer: Optimizer
 ) -> StepMemory:
-    """The bytes over the events, and what is there at their peak."""
+    """The bytes over the events, and the memories at the peak."""
     sizes: dict[int, int] = {}
     alive, peak, at, now, forward = [standing.total], 0, 0, 0, 1
     for number, (key, size, _) in enumerate(script.events()):

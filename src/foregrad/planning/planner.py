@@ -207,7 +207,7 @@ class _Planner:
         return Choice(asked.name, memory, again_flops, again_s, away, self._seconds(again_s, away))
 
     def _eager(self, call: Call) -> Choice:
-        """The program as PyTorch runs it. It may do on tensors without memory what a capture knows how to do."""
+        """The program by PyTorch, without foregrad; or the reason for which tensors without memory do not suffice."""
         beside = self.standing, self.optimizer, self.gathered, self.units
         try:
             memory, again_flops, again_s = eager_of(self.step, self.recipe, call, *beside)

@@ -1,6 +1,4 @@
-"""`Plan`: what `foregrad.plan` foresees, which prints, is saved as a page, and answers what the largest is that
-fits.
-"""
+"""`Plan`: the foreseen memory and time. A plan prints, is saved as a page, and finds the largest batch."""
 
 from __future__ import annotations
 
@@ -76,7 +74,7 @@ class Largest:
 class Plan:
     """The memory and time of a training step of one rank, in bytes and seconds.
 
-    `standing`: what is there all the time. `choices`: ways to train beside one another. `modules`: work by module,
+    `standing`: bytes in use all the time. `choices`: ways to train beside one another. `modules`: work by module,
     numbers in paths left out. `total`: the work of a step that computes nothing twice. `budget`: the bytes that a
     rank may have alive; None where the device's memory is not known.
 
