@@ -200,7 +200,8 @@ _HOMES = {
     "tools.verification.report": "Verification VerificationError",
     "tools.verification.verify": "verify",
 }
-# What annexes give to the core, by seam, as `module:name`: see `annexes.py`. Captures ask their subjects in this order.
+# The contributions of annexes to the core, by seam, as `module:name`: see `annexes.py`. Captures ask their subjects in
+# this order.
 ANNEXES = {
     "subjects of a capture": [
         "foregrad.python.settings",
@@ -247,7 +248,7 @@ ANNEXES = {
     "what a first compiled graph waits for": ["foregrad._torch.inductor:get_ready"],
     "graphs compiled elsewhere": ["foregrad.store.later.successor:later_for"],
 }
-# As `foregrad.graph`, without an import of it.
+# As `foregrad.graph`, without importing it.
 _PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

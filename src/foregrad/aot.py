@@ -408,7 +408,7 @@ compiled_module = aot_module
 # What comes in from a front end, made into fakes: `construct_fake_mode`, `process_inputs`.
 #
 # The names and parameters are AOTAutograd's. The fakes may be given to `aot_module_simplified`, whose graphs are then
-# right for every call that meets the conditions in the mode's `ShapeEnv`; to check those is the front end's part.
+# right for every call that meets the conditions in the mode's `ShapeEnv`; the front end checks these conditions.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -400,7 +400,7 @@ def partition(
 
 
 # -------------------------------------------------------------------- arguments
-# What `compile` says of arguments that mean something elsewhere, or nothing: what to write.
+# Advice for arguments that have a meaning elsewhere, or none.
 
 
 _KEYWORDS = "backend partition memory_budget dynamic decompositions on_unsupported regions".split()
@@ -408,7 +408,7 @@ _OF_INDUCTOR = (
     'write torch.compile(model, backend="foregrad", {}=...), or hand Inductor\'s settings over: '
     'foregrad.compile(model, backend=InductorCompiler({{"max_autotune": True}})), from foregrad.inductor.backend'
 )
-# Keywords of torch.compile's and of others' -> what to write.
+# Keywords of torch.compile and similar functions -> the words to write instead.
 _ELSEWHERE = {
     "fullgraph": "foregrad makes a single graph of a function, or runs the call eagerly; for an error instead, write "
     'on_unsupported="raise"',

@@ -162,7 +162,7 @@ def _compiled(function: Callable[..., Any], name: str, keep: bool, settings: dic
     """`function(keep, *args, **kwargs)` compiled, called with `keep`, or under a transform with True."""
 
     def one(*args: Any, **kwargs: Any) -> Any:
-        # While it is captured: whether a transform is on is among what every graph is guarded by.
+        # While it is captured: every graph is guarded by whether a transform is on.
         differentiated = transforms_active() or forward_ad._current_level >= 0
         return function(keep or differentiated, *args, **kwargs)
 

@@ -91,7 +91,7 @@ class _Holder:
 
     value: Config
 
-    if TYPE_CHECKING:  # the settings once more, which can be assigned here
+    if TYPE_CHECKING:  # the settings once more: here they can be assigned
         check: bool
         recompile_limit: int
         path_limit: int

@@ -66,7 +66,7 @@ class ById(MutableMapping[K, V]):
         pair = self._pairs.get(id(key))
         return default if pair is None else pair[1]
 
-    # Plain lists, which are quicker than the views of an abstract mapping.
+    # Plain lists are quicker than the views of an abstract mapping.
 
     def values(self) -> ValuesView[V]:
         return [value for _, value in self._pairs.values()]  # type: ignore[return-value]

@@ -22,7 +22,7 @@ from .interrupts import deliver
 
 __all__ = ["cached_property"]  # handed on
 
-PATIENCE_S = 2.0  # wait for another thread that captures the same function, while the user's code runs there
+PATIENCE_S = 2.0  # wait for a second thread that captures this function, while the user's code runs there
 _LOOK_AGAIN_S = 0.05
 
 _all: weakref.WeakSet[Any] = weakref.WeakSet()

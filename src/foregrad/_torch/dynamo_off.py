@@ -69,8 +69,8 @@ def install(bind: Bind, is_capturing: Callable[[], bool], region_runner: Callabl
 # -------------------------------------------------------------------- functions under torch.compiler.disable
 # Functions under `torch.compiler.disable`, which a capture redirects. Checked on torch 2.13.0.
 #
-# Such a function is a closure of PyTorch's which asks Dynamo for its callback, then calls the user's function, a free
-# variable of it. When it asks, during a capture, that variable is bound to a function of ours for this one call.
+# PyTorch wraps such a function in a closure. The closure asks Dynamo for its callback, then calls the user's function,
+# a free variable. When the closure asks during a capture, the variable is bound to a function of ours for one call.
 # Functions that PyTorch itself has disabled (checkpoints, optimizers) are not redirected.
 
 
@@ -141,10 +141,10 @@ def is_disabled_by_torch(function: Any) -> bool:
 
 
 # -------------------------------------------------------------------- Dynamo's tables of functions
-# Dynamo's tables of functions, which it makes when it first needs them. Checked on torch 2.13.0.
+# Dynamo makes its tables of functions when it first needs them. Checked on torch 2.13.0.
 #
-# The tables hold torch's functions by identity. A table that another thread makes while a capture has some of these
-# replaced would hold the replacements for the rest of the process: Dynamo would break graphs without need.
+# The tables hold torch's functions by identity. If a second thread makes a table while a capture has replaced some
+# functions, the table holds the replacements for the rest of the process: Dynamo would break graphs without need.
 
 
 _RULES = "torch._dynamo.trace_rules"

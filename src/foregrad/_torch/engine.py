@@ -76,8 +76,8 @@ def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | No
             with contextlib.suppress(RuntimeError):  # see below
                 needs_input_grad[position] = node_after is None or bool(_will_run(node_after))
         return None if all(needs_input_grad) else tuple(needs_input_grad)
-    # For a leaf in autograd.grad's `inputs=` the query raises, which takes as long as a hundred answers. So only the
-    # first and the last such leaf are queried: all gradients between them count as needed.
+    # For a leaf in autograd.grad's `inputs=` the query raises, and an error takes as long as a hundred answers. So only
+    # the first and the last such leaf are queried: all gradients between them count as needed.
     for positions in (range(len(following)), range(len(following) - 1, -1, -1)):
         for position in positions:
             if following[position] is None:
@@ -118,7 +118,8 @@ def is_foreign_mode_on() -> bool:
 # --------------------------------------------------------------------------------------------------------------- modes
 
 
-# Context: torch functions reach no mode and no subclass. Not looked up in a capture, where users find another there.
+# Context: torch functions reach no mode and no subclass. Kept from import on: during a capture the name leads to a
+# replacement.
 without_torch_functions: Callable[[], Any] = torch._C.DisableTorchFunction
 
 
@@ -350,8 +351,8 @@ def kernel_switches() -> tuple[Any, ...]:
 # -------------------------------------------------------------------- gradients that are handed on
 # Gradients that go from one autograd node to another whole, beside the edges between them.
 #
-# Edges of the compiled function's node carry plain tensors of the captured sizes. A gradient of another kind (another
-# class, other metadata, a plain tensor for a wrapper) is left with the node, for the backward that runs now.
+# Edges of the compiled function's node carry plain tensors of the captured sizes. A gradient that differs in kind
+# (class, metadata, a plain tensor for a wrapper) is left with the node, for the backward that runs now.
 
 
 TAKES_HANDED = "takes_handed"  # an attribute of Functions whose backward looks for such gradients

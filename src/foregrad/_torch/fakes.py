@@ -265,7 +265,7 @@ _NORMALISATIONS = (
 
 _LOSSES = (torch.ops.aten.soft_margin_loss.default, torch.ops.aten.huber_loss.default)
 
-# Operators for which torch's rules for fakes differ from its kernels.
+# Torch's rules for fakes differ from its kernels for these operators.
 CORRECTED: dict[Any, Any] = {
     torch.ops.aten.view.default: _fake_view,
     torch.ops.aten.sort.default: _fake_sort(torch.ops.aten.sort.default),
@@ -333,11 +333,11 @@ def fake_mode_of(values: Any) -> Any:
 # -------------------------------------------------------------------- flags of modes
 # PyTorch's flags that some dispatch mode is on: the flags are per process, a mode is per thread.
 #
-# Each mode restores the flags that it found. Two modes on two threads that exit in the order of their entry leave the
-# flags set, and Dynamo compiles nothing any more. `flags_kept` restores them once no thread is inside of it. Checked
-# on torch 2.11.0, 2.13.0.
+# Each mode restores the flags it found. If two modes on two threads exit in the order of their entry, the flags stay
+# set, and Dynamo compiles nothing any more. `flags_kept` restores them once no thread is inside. Checked on torch
+# 2.11.0, 2.13.0.
 #
-# Known weakness: a mode of the program's that is on in one thread meanwhile, and was not before, goes unseen then.
+# Known weakness: a mode that the program enters on one thread in the meantime goes unseen.
 
 
 _NAMES = (

@@ -43,7 +43,7 @@ def is_higher_order(target: Any) -> bool:
     return isinstance(target, HigherOrderOperator)
 
 
-_NO_HINT = 4096  # the size of a dimension of which nothing is known
+_NO_HINT = 4096  # the size of a dimension about which nothing is known
 
 
 def size_hint(size: Any) -> int:

@@ -17,7 +17,7 @@ dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_ver
 function_mode: Callable[[int], Any] = torch._C._get_function_stack_at
 is_inference: Callable[[], bool] = torch.is_inference_mode_enabled
 fills_uninitialized: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory
-# Which kernels `scaled_dot_product_attention` may choose from.
+# The settings that allow kernels of `scaled_dot_product_attention`.
 ATTENTION_FLAGS: list[Callable[[], bool]] = [
     torch._C._get_math_sdp_enabled,
     torch._C._get_flash_sdp_enabled,

@@ -15,8 +15,8 @@ import torch
 from .requirements import is_at_least
 from .tensors import history_of
 
-# Nodes of PyTorch's that, as custom Functions, give zeros where other nodes leave a gradient undefined. And nodes that
-# pass a gradient for their further outputs, statistics, on or not, by which of these have one.
+# PyTorch's nodes that give zeros, as custom Functions do, where most nodes leave a gradient undefined; and nodes whose
+# further outputs (statistics) decide by their gradients whether anything is passed on.
 _NORM = frozenset({"NativeGroupNormBackward0"})
 GIVING_ZEROS = frozenset({"TriangularSolveBackward0"})
 CHOOSING: frozenset[str] = frozenset()
@@ -24,7 +24,7 @@ if is_at_least(2, 14):
     GIVING_ZEROS |= _NORM
 else:
     CHOOSING = _NORM
-# What `torch.asarray` takes for `requires_grad` where it is given none; None keeps the history that a tensor has.
+# The value that `torch.asarray` takes for a missing `requires_grad`; None keeps a tensor's history.
 AS_ARRAY_REQUIRES_GRAD = None if is_at_least(2, 12) else False
 
 

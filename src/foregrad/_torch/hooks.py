@@ -32,7 +32,7 @@ class _HookAround(functools.partial[Any]):
     """A hook around a hook."""
 
     def __new__(cls, hook: Any) -> Any:
-        # A partial of a partial takes over the function of that, from Python 3.13 on past a `__call__` of its own.
+        # A partial of a partial takes over the inner function, from Python 3.13 on past a `__call__` of its own.
         is_derived = isinstance(hook, functools.partial) and type(hook).__call__ is not functools.partial.__call__
         return super().__new__(cls, hook.__call__ if is_derived else hook)
 
@@ -153,7 +153,7 @@ _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 def asked_by(tensor: torch.Tensor) -> Sequence[Any]:
     """In a hook: the outputs that are differentiated with respect to `tensor`; empty if it is not among the inputs."""
     own = _engine_of(sys._getframe(1))
-    # On a thread of the engine, for another device, the waiting thread is one of the others.
+    # On the engine's thread for a second device, the waiting thread is a different thread.
     frames = [own] if own is not None else list(filter(None, map(_engine_of, sys._current_frames().values())))
     for frame in frames:
         values = frame.f_locals

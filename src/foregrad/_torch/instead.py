@@ -89,7 +89,7 @@ def _fake_reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 # -------------------------------------------------------------------- states of generators
 # The operators note the state of a random generator, go back to it, and return. They are for graphs that run node by
 # node in their order: no data dependency ties a random operator to the node that rewinds its generator. A pass that
-# drops nodes from such a graph asks `replayed`.
+# drops nodes from such graphs asks `replayed`.
 
 
 def _note(device: torch.device) -> torch.Tensor:

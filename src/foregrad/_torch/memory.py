@@ -60,8 +60,8 @@ def _alone() -> tuple[int, ...]:
 # -------------------------------------------------------------------- allocations
 # Allocations of a call on the CPU, as the allocator reports them. Checked on torch 2.13.0.
 #
-# The reports go to a profiler of the thread. The call runs on a thread of its own, which has no modes, no autocast and
-# no profiler: a profile that the user takes meanwhile neither sees the call nor is disturbed.
+# The reports go to a profiler of the thread. The call runs on its own thread, without modes, autocast or profiler: a
+# profile that the user takes meanwhile neither sees the call nor is disturbed.
 
 
 def peak_bytes(make_call: Callable[[], Callable[[], Any]]) -> int | None:

@@ -48,7 +48,7 @@ def native() -> Any:
         _warn(error)
         return None
     module.set_before_hooks(only_defined)
-    # PyTorch's list of nodes written in C++, by which `isinstance(node, torch.autograd.graph.Node)` decides.
+    # PyTorch's list of nodes written in C++, for `isinstance(node, torch.autograd.graph.Node)`.
     setattr(torch._C._functions, module.CompiledFunctionBackward.__name__, module.CompiledFunctionBackward)
     return module
 
@@ -113,8 +113,8 @@ def _is_plain(tensor: Any) -> bool:
 
 
 # -------------------------------------------------------------------- functions that are diverted
-# Functions of C that do something else for what is captured, by the C++ part. They stay the same objects under every
-# name, and no other thread sees a difference.
+# The C++ part diverts C functions during a capture. The functions stay the same objects under every name, and only the
+# capturing thread sees a difference.
 
 
 def divert(function: Any, instead: Callable[..., Any], types: tuple[type, ...] | None, *, asked: bool = False) -> None:

@@ -133,10 +133,10 @@ def is_opaque_value(value: Any) -> bool:
 # The fastest callable for each operator, and schemas for generated code.
 #
 # An `OpOverload` is called through a Python frame and a generic argument converter. Torch's own Python bindings
-# (`torch.mm`, `Tensor.view`) parse their arguments in generated C++ and reach the dispatcher with the same operator
-# and arguments, about 1 us sooner. They choose the overload by the arguments, so a binding is listed here only with
-# argument kinds for which the choice is certain; a test sends each entry through both doors and compares what the
-# dispatcher sees. Everything else calls the C++ entry inside the `OpOverload`, which saves the Python frame.
+# (`torch.mm`, `Tensor.view`) parse their arguments in generated C++ and reach the dispatcher with the same operator and
+# arguments, about 1 us sooner. The arguments choose the overload, so a binding is listed here only with kinds of
+# arguments that make the choice certain; a test sends each entry through both doors and compares the dispatcher's view.
+# All remaining operators call the C++ entry inside the `OpOverload`, which saves the Python frame.
 #
 # Known weakness: backward operators have no Python binding, and so take the slower door.
 

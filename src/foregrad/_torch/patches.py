@@ -56,7 +56,7 @@ class Subjects:
     """The subjects of a capture, each known by its class."""
 
     by_class: Mapping[type, Any] = {}
-    rows: Mapping[Any, Callable[..., Any]] = {}  # what is called in place of a torch function that a subject owns
+    rows: Mapping[Any, Callable[..., Any]] = {}  # called in place of a torch function that a subject owns
     operators: Mapping[Any, Callable[..., Any]] = {}  # the same for operators and their namespaces
 
     def __iter__(self) -> Iterator[Any]:
@@ -85,7 +85,7 @@ class Hooks:
     functions: FunctionsOfCapture | None = None
 
     def __init__(self) -> None:
-        self.applied: list[Any] = []  # custom Functions whose forward is running, the outermost first
+        self.applied: list[Any] = []  # custom Functions with a running forward, the outermost first
         self.swaps: list[Callable[[Any], Any]] = []  # of arguments of custom Functions, see `swapping`
 
     def enter_module(self, module: torch.nn.Module) -> None:

@@ -111,7 +111,7 @@ def _remembered(name: str) -> Callable[[Node, Any], Any]:
     compute = getattr(SymNode, name)
 
     def method(self: Node, other: Any) -> Any:
-        # A number may have the expression of a truth, and is no result of it; floats are rare.
+        # A number may have the same expression as a truth value and still differ; floats are rare.
         if type(other) is not Node or self.pytype is float or other.pytype is float or _is_traced():
             return compute(self, other)
         results = self.results
@@ -142,7 +142,7 @@ def _once_decided(name: str) -> Callable[..., Any]:
 for _name in ("guard_bool", "expect_true", "guard_or_false", "guard_or_true"):
     setattr(Node, _name, _once_decided(_name))
 
-# `mod` is not among them: its result depends on the range of a symbol, which guards narrow.
+# `mod` is not among them: its result depends on a symbol's range, and guards narrow the range.
 for _name in (
     "add", "sub", "mul", "int_floordiv", "sym_min", "sym_max", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_",
 ):  # fmt: skip

@@ -236,7 +236,7 @@ class SymbolTable:
         self.env = env or Env(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.floats: dict[Any, Any] = {}  # symbols of floats, with their values
         self.bound: dict[Any, Any] = {}  # symbol -> the object it was bound to
-        self.computed: dict[Any, None] = {}  # symbols whose values the graph itself computes
+        self.computed: dict[Any, None] = {}  # symbols with values that the graph itself computes
 
     def tell(self, numbers: Any) -> None:
         """Have arithmetic on the table's integers that gives floats done by `numbers.apply(operator, *operands)`."""

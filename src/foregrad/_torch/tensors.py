@@ -23,7 +23,7 @@ def storage_key(tensor: torch.Tensor) -> int:
     """A number equal for tensors that share their memory."""
     try:
         key: int = tensor.untyped_storage()._cdata
-    except NotImplementedError:  # a transform's wrapper, which is in the memory of the tensor inside
+    except NotImplementedError:  # a transform's wrapper lies in the memory of the tensor inside
         key = bottom_of(tensor).untyped_storage()._cdata
     return key
 
@@ -221,7 +221,7 @@ def of_other_mode(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # -------------------------------------------------------------------- marks
-# The attributes that PyTorch itself hangs onto tensors: which sizes may vary, that a wrapper is a parameter, ...
+# The attributes that PyTorch itself hangs onto tensors: varying sizes, a wrapper that is a parameter, ...
 #
 # Checked on torch 2.11 to 2.15. They are no state of the user's program: Dynamo sets them as it looks at a tensor, and
 # jagged nested tensors set them on their parts. The sizes and strides that a wrapper computes are kept on it.

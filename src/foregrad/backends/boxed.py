@@ -180,7 +180,7 @@ def _article(value: Any) -> str:
 
 
 # -------------------------------------------------------------------- the first call
-# A compiled graph whose first call runs another function, at no cost for later calls.
+# A compiled graph with a separate function for the first call, at no cost for later calls.
 
 
 Run = Callable[[list[Any]], list[Any]]

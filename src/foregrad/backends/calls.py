@@ -110,7 +110,7 @@ class CallWriter:
             sizes = args[-1]
             if len(args) != 2 or not isinstance(sizes, (list, tuple)):
                 return None
-            # Separate numbers are parsed in half the time that a tuple of them takes.
+            # Separate numbers are parsed in half of a tuple's time.
             parts[-1:] = [self.render(size) for size in sizes]
         return parts
 
@@ -277,7 +277,7 @@ def _callable_name(target: Callable[..., Any] | str) -> str:
 
 
 def _binding_key(value: Any) -> Any:
-    # Equal devices and floats are many objects, and one nan or zero must not stand for another.
+    # Equal devices and floats are many objects, and a nan or zero must not stand for a different nan or zero.
     if isinstance(value, (float, complex)):
         return type(value), struct.pack("dd", value.real, value.imag)
     return value if isinstance(value, torch.device) else id(value)

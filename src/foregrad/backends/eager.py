@@ -312,7 +312,7 @@ class _Writer:
         self.lines.append(f"{self.args}.clear()")
         for name, node in zip(names, self.placeholders, strict=True):
             own = dict.get(node.meta, LAID_OUT)
-            if own is not None and node in self.read:  # the graph may take views of it that other strides don't allow
+            if own is not None and node in self.read:  # the graph may take views that different strides don't allow
                 as_own = self.calls.bind(functools.partial(as_captured, spec=own), "as_captured")
                 self.lines.append(f"{name} = {as_own}({name})")
         written = {self.placeholders[number] for number, _ in self.in_place.updated}
@@ -335,7 +335,7 @@ class _Writer:
             line = "; ".join([expression, *self._name_written(node, form)])
         elif picks is not None:
             line = self._pick(node, expression, picks)
-        elif node in dying and not self._copied_after(node):  # read by the result list alone, which has the input
+        elif node in dying and not self._copied_after(node):  # only the result list takes it, and holds the input
             line, dying = expression, [used for used in dying if used is not node]
         else:
             line = f"{self.names[node]} = {expression}" if node in self.read else expression

@@ -63,7 +63,7 @@ def tell_of_writes(error: BaseException, made: str) -> None:
     vars(error)[WROTE] = True
     text = f"foregrad: {made} before this error, as some are in eager. Restore these tensors before the next call."
     add_note(error, text)
-    if sys.version_info < (3, 11):  # which prints no notes
+    if sys.version_info < (3, 11):  # so that no notes are printed
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 

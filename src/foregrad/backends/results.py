@@ -175,12 +175,12 @@ class Contract:
                 self._fail(expected, f"a tensor {spec!r}", _shown(value))
             for what, expected_value, actual in differences(spec, value):
                 if what == "shape" and expected.is_kept and spec.numel == 0:
-                    continue  # a kernel's workspace, whose size a fake kernel doesn't know
+                    continue  # a kernel's workspace: a fake kernel doesn't know the size
                 if what == "device" and self.any_device:
                     continue
                 is_scalar = value.ndim == 0 and value.device.type == "cpu"
                 if what == "device" and is_scalar and (expected.is_kept or _is_of_attention(expected.node)):
-                    continue  # a seed of attention on a GPU, which its kernels leave on the CPU, and take from there
+                    continue  # a seed of attention on a GPU: the kernels leave the seed on the CPU and read it there
                 self._fail(expected, f"{what} {expected_value}", actual)
             if expected.is_visible and not self.is_own and _has_other_strides(spec, value):
                 self._fail(expected, f"strides {spec.stride}", value.stride())

@@ -36,7 +36,7 @@ from .uniform import Measured, Proof, Segment, Space, measure
 _BUDGETS = 64  # closer together towards the least, where a byte costs most
 
 
-_PRICE_OF_MOVING = 200  # operations in the time that a byte takes there and back, most of it beside other work
+_PRICE_OF_MOVING = 200  # operations in the time of a byte's transfer there and back, mostly beside further work
 
 _UNITS = {
     prefix + unit: base**power

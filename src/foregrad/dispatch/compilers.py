@@ -240,7 +240,7 @@ def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> f
     output = graph.output_node()
     results: Any = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
     output.args = (tuple(results),)
-    # Which results must have the strides they have in the graph: Inductor looks for it there.
+    # Results that must have the graph's strides: Inductor looks for the mark there.
     output.meta["user_visible_output_idxs"] = [i for i in role.visible_outputs if isinstance(results[i], fx.Node)]
     output.meta["output_stack_traces"] = [_stack_trace(result) for result in results]
     return make_graph_module(module, graph)
@@ -258,7 +258,7 @@ def _metadata(node: fx.Node, *, requires_grad: bool, is_backward: bool) -> dict[
     else:
         meta = source.copy()
     if node.op in ("call_function", "get_attr") and is_backward:
-        meta["autograd_backward"] = True  # of what the forward computes too, where it is computed again
+        meta["autograd_backward"] = True  # of values that the forward computes and the backward computes again
     if node.op == "placeholder":
         meta.setdefault("partitioner_tag", "is_backward" if node.name.startswith("tangents_") else "is_forward")
     elif node.op == "call_function" and "original_aten" not in meta:

@@ -116,7 +116,7 @@ def order_of_keywords_matters(function: Any) -> bool:
 
 
 # -------------------------------------------------------------------- objects
-# Guards for a plain object among the arguments: its attributes and items are those of the capture, and no others.
+# Guards for a plain object among the arguments: its attributes and items are exactly the capture's.
 
 
 def apart_guards(

@@ -37,7 +37,7 @@ from .varying import SizesSeen, numbers_read
 from .view import graph_view
 
 # -------------------------------------------------------------------- forms
-# The forms of a function: other functions that take calls which its own graphs can't serve.
+# The forms of a function: further functions for calls that the function's own graphs can't serve.
 #
 # Each form has a dispatcher of its own. There are three: the form named by the error that refused a call; the function
 # for arguments of certain sizes (`np.random.permutation(x.shape[0])` draws otherwise for other sizes); and the function
@@ -131,7 +131,7 @@ class Dispatcher:
         self._by_sizes = Form(sizes_of)
         self._most_sizes = config.recompile_limit if self._outer.splits_sizes else 0
         self._state = Form(_takes_all)
-        self.forms = self._named, self._by_sizes, self._state  # in the order in which they are tried
+        self.forms = self._named, self._by_sizes, self._state  # in the order of trials
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
@@ -139,7 +139,7 @@ class Dispatcher:
         self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes, ends)
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
-        # Calls under transforms: a function of tensors is compiled for them, which is called under none.
+        # Calls under transforms: a function of tensors is compiled for them, and called outside of transforms.
         self.transformed: Transformed = next(iter(given("calls under transforms")), Transformed)(
             function, lambda flat, name: Dispatcher(flat, pipeline, made_as[0], name, outer=Outer()), *made_as
         )
@@ -310,7 +310,7 @@ class Dispatcher:
                 try:
                     return self.fallbacks.run(args, kwargs, first)
                 finally:
-                    del first  # an error, whose traceback leads to this frame
+                    del first  # an error's traceback leads to this frame
             result = first.call(args, kwargs)
             if result is not MISS:
                 return result
@@ -372,7 +372,7 @@ class Dispatcher:
         """A call that the form with state as an argument can't take: its draws differ from the arguments, or it needs
         the numbers in an array of its state.
         """
-        form = self._state.entries.get(True)  # another thread may have dropped it
+        form = self._state.entries.get(True)  # a second thread may have dropped the graph
         if form is not None and (arrays := _arrays_of(form[0].function)):
             self._fixed |= arrays
             self._state.entries = {}
@@ -467,7 +467,7 @@ class Dispatcher:
             if not self._state.entries and self._lift((), {}, error.taken):
                 return None
             error = error.refusal()
-        places = getattr(error, "places", ())  # that another capture is to take as arguments
+        places = getattr(error, "places", ())  # the next capture takes these as arguments
         if places and self._fixed.isdisjoint(place.identity for place in places) and self._lift((), {}, places):
             return None
         is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))

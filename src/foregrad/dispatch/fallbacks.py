@@ -186,7 +186,7 @@ class Fallbacks:
                 return entry.call(self.function, args, kwargs)
         measured = EagerCalls("")
         with as_it_was:
-            result = measured.call(self.function, args, kwargs)  # which raises where the error is the program's own
+            result = measured.call(self.function, args, kwargs)  # raises where the error is the program's own
         if is_interrupt(error):
             raise error
         if refusals.mode == "raise":

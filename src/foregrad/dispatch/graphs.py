@@ -99,7 +99,7 @@ class Graphs:
     def served(self, call: Call) -> None:
         """Note that a graph served a call, where others ran in vain of late, or were tried before it."""
         self.vain = max(self.vain - 1, 0)
-        if self._order.acquire(blocking=False):  # if another thread reorders now, its order is as good
+        if self._order.acquire(blocking=False):  # if a second thread reorders now, that order is as good
             try:
                 if call in self.calls:
                     self.calls = (call, *(c for c in self.calls if c is not call))
@@ -182,7 +182,7 @@ class Paths:
         self.name, self.once = name, once
         self.config = config
         self.reason = ""  # once the limit was met
-        self.diverged = 0  # fresh graphs whose decisions differed from their capture
+        self.diverged = 0  # fresh graphs with decisions that differed from their capture
 
     def at_limit(self, specializations: Sequence[Specialization]) -> bool:
         """Whether no graph is to be made for a further path."""
@@ -359,14 +359,14 @@ class Specializer:
                 constants = error.leaves
             except (ArgumentsDiffer, EscapedTensorError):
                 raise
-            except Exception as error:  # whatever is wrong apart from symbols, the next try raises
+            except Exception as error:  # the next try raises errors that symbols did not cause
                 self._note(error)
                 constants = call.numbers
             self.sizes.make_constant(call.paths[i] for i in constants)
             call = dataclasses.replace(call, numbers=call.numbers - constants)
         closed = dataclasses.replace(call, sizes=None)
         static = dataclasses.replace(closed, dynamic={}, varied=None if call.varied else call.varied)
-        # Each try, and what to note as hopeless if only a later try works.
+        # Each try, and the note of hopelessness for the case that only a later try works.
         tries: list[tuple[FlatCall, Callable[[], None]]] = []
         if call.may_open_sizes:
             tries.append((call, self.sizes.close))
@@ -390,7 +390,7 @@ class Specializer:
         """The pipeline's product for a call with symbolic sizes, or None if that does not work."""
         try:
             product = self._now.build(call, self.name, self.config)
-        except Exception as error:  # whatever is wrong apart from symbols, the next try raises
+        except Exception as error:  # the next try raises errors that symbols did not cause
             self._note(error)
             return None
         return None if self._is_of_symbols(product, call) else product

@@ -468,7 +468,7 @@ def _text(fact: Any) -> str:
 
 
 # -------------------------------------------------------------------- shared memory
-# Inputs of a graph that share memory, if some of it is written: a call must have the same relations.
+# Inputs of a graph that share memory, if some memory is written: a call must have these relations too.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -258,7 +258,7 @@ class CallGuards(GuardMaker):
         for name, info in zip(inputs, self.signature.inputs, strict=True):
             if isinstance(info.source, (BaseOf, GradientOf)):
                 of = inputs[info.source.input]
-                if isinstance(info.source, GradientOf):  # PyTorch warns who asks another
+                if isinstance(info.source, GradientOf):  # PyTorch warns whoever asks a tensor that is no leaf
                     self.require(f"{of}.is_leaf", f"{self.slots[info.source.input]}.is_leaf", True, f"{of}.is_leaf")
                 self.let(f"{name} = {of}.{'_base' if isinstance(info.source, BaseOf) else 'grad'}")
         bases = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.source, (BaseOf, GradientOf))]
@@ -300,7 +300,7 @@ class CallGuards(GuardMaker):
 
     def _real(self, index: int) -> torch.Tensor:
         tensor = self.tensors[index]
-        assert tensor is not None  # a whole memory, which is no tensor of the user's
+        assert tensor is not None  # a whole memory is not a tensor of the user's
         return tensor
 
     def arguments_reached_too(self, inputs: list[str]) -> None:

@@ -31,7 +31,7 @@ class _Compiled:
     """The state of one compiled module. The object holds it, not its class: only the collector frees a class."""
 
     def __init__(self, module: torch.nn.Module, recipe: Recipe) -> None:
-        self.module = module  # which may come to have another class, or another `__dict__`
+        self.module = module  # its class and its `__dict__` may be replaced
         self.recipe = recipe
 
 

@@ -108,7 +108,7 @@ class Pipeline:
     regions: bool | str = False  # whether a repeated region is compiled once: True, False, "auto" (where it pays)
     watchers: tuple[Watcher, ...] = ()
     may_fail: bool = False  # a compiler's failure is treated by `on_unsupported`; else it is the caller's
-    of_dynamo: bool = False  # the functions are graphs of Dynamo's, which ran the program with symbols itself
+    of_dynamo: bool = False  # the functions are graphs of Dynamo's: Dynamo ran the program with symbols itself
     first: Backend | None = None  # see `Backend`
     _failures: dict[str, Failures] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
@@ -354,7 +354,7 @@ class Pipeline:
         from ..tracing.derivatives.higher_order import Differentiation  # late: see `build`
 
         with held, taken(resumable.session.lock), torch.set_grad_enabled(case.create_graph):
-            _ = partitioned.forward.graph  # made, so that what is saved are nodes of it
+            _ = partitioned.forward.graph  # made, so that nodes of the joint graph are saved
             saved = [None if i in case.gone else node for i, node in enumerate(partitioned.saved_nodes)]
             results = list(partitioned.saved_results)
             derivative = Differentiation(resumable, partitioned.forward, saved, results, written, case, at_hand).run()
@@ -458,8 +458,8 @@ class _Roles:
 
     def forward(self) -> GraphRole:
         role, first = self.inference(), len(self.signature.graph_outputs.slots)
-        # An input that is saved is kept itself, whatever the graph returns for it; unless an alias of it is saved too,
-        # which may be a copy in another layout.
+        # A saved input is kept itself, whatever the graph returns for it; unless an alias is saved too, because the
+        # alias may be a copy in a new layout.
         aliased = {node.args[0] for node in self.saved if node.target is torch.ops.aten.alias.default}
         inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder" and node not in aliased]
         return dataclasses.replace(role, phase="forward", visible_outputs=(*role.visible_outputs, *inputs))
@@ -511,7 +511,7 @@ def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int)
 
 
 # -------------------------------------------------------------------- logs
-# Logs of a compilation, and its texts in PyTorch's structured trace, which `tlparse` shows.
+# Logs of a compilation, and its texts in PyTorch's structured trace (`tlparse` shows the trace).
 
 
 _graphs_log, _partition_log, _guards_log = (

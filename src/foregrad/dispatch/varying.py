@@ -90,7 +90,7 @@ class SizesSeen:
     def __init__(self, dynamic: bool | None, open_sizes: Mapping[str, frozenset[int]] | None = None) -> None:
         self.dynamic = dynamic
         self.open = open_sizes or {}
-        self.varied: frozenset[str] = frozenset()  # lines that read numbers whose values have varied
+        self.varied: frozenset[str] = frozenset()  # lines that read numbers with values that have varied
         self._hopeless = False
         self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
@@ -245,7 +245,8 @@ def fixed_numbers(joint: JointGraph) -> frozenset[int]:
         for info in signature.symbols
         if info.dim is None and joint.symbols.value_of(info.symbol) is not None
     }
-    # A float whose value the program needed is decided on; a value computed from it names it as its origin.
+    # A float whose value the program needed is decided on; a value computed from the float names the float as its
+    # origin.
     decided = {decision.where for decision in signature.stops.decisions if type(decision.value) is float}
     arguments |= {info.argument for info in signature.inputs if info.number is not None and str(info.slot) in decided}
     return frozenset(argument for argument in arguments if argument is not None)
@@ -279,7 +280,7 @@ def _behaviour(joint: JointGraph) -> list[Any]:
     floats = {placeholders[i] for i, info in enumerate(joint.signature.inputs) if info.number is float}
     for node in joint.graph.nodes:
         if node in floats:
-            names[node] = None  # read by one operator, which gives the number
+            names[node] = None  # read by one operator, whose result is the number
             continue
         if _gives_a_number(node):
             names[node] = concrete(node.meta["val"])
@@ -290,7 +291,7 @@ def _behaviour(joint: JointGraph) -> list[Any]:
             names[node] = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.tolist()}"
             continue
         if node.target in _SLICES and _sizes_at_capture(node) == _sizes_at_capture(node.args[0]):
-            names[node] = names[node.args[0]]  # all of it: indexing leaves such a slice out where sizes are plain
+            names[node] = names[node.args[0]]  # the whole dimension: plain sizes leave this slice out
             continue
         names[node] = f"value {count}"
         count += 1

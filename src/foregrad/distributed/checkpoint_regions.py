@@ -49,7 +49,7 @@ class CheckpointRegions(Aspect):
         self.recorder = recorder
         self.numbers = itertools.count(1)
         self.depth = 0
-        self.must: list[Entry] = []  # what a policy says to compute again, whatever that takes
+        self.must: list[Entry] = []  # values that a policy says to compute again at any price
 
     @contextlib.contextmanager
     def region(self) -> Iterator[None]:

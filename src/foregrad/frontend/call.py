@@ -250,7 +250,7 @@ def memory_groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
 
 
 # -------------------------------------------------------------------- arrays
-# NumPy arrays among the arguments of a call: tensors over their memory are what the graph takes.
+# NumPy arrays among the arguments of a call: the graph takes tensors over the arrays' memory.
 
 
 def arrays_in(tree: Tree, first: int = 0) -> Iterator[tuple[int, int]]:

@@ -29,7 +29,8 @@ from .arrays import is_array, is_number_of_numpy
 from .openings import Opening, Unwrap, Wrap, new_samples, wrap
 
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
-# They keep a state from call to call, and refer to one another: like modules, they are the same ones in each call.
+# Their state lasts from call to call, and they refer to each other: like modules, they are the same objects in each
+# call.
 STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 KEPT_WHOLE = (torch.nn.Module, *STEPPERS)
 """Arguments that are told apart by which object they are. Guards don't keep them alive."""
@@ -105,7 +106,7 @@ class Tree:
         if self.kind == "ref":
             return made[self.context]
         empty = None
-        if self.number >= 0:  # made first, as what is in it may lead back to it
+        if self.number >= 0:  # made first: its items may lead back to the container
             if self.kind == "object":
                 empty = made[self.number] = self.context.empty(self.type)
             elif self.kind == "cell":
@@ -236,7 +237,7 @@ class _Code:
 
 def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[Any]) -> Any:
     base: Any = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
-    instance = base.__new__(cls)  # not through __init__, which may compute or refuse
+    instance = base.__new__(cls)  # not through __init__: it may compute or refuse
     for name, value in zip(names, values, strict=True):
         object.__setattr__(instance, name, value)
     return instance
@@ -345,7 +346,7 @@ def open_arguments(
     return Opened(opener.leaves, tree, tuple(opener.containers))
 
 
-_MOST_CONTAINERS = 2000  # that an object leads to: what has more is a program's state rather than a value
+_MOST_CONTAINERS = 2000  # an object that leads to more is a program's state rather than a value
 
 
 def _nothing(_: Any) -> None:
@@ -441,7 +442,7 @@ def _contents(cell: Any) -> list[Any]:
         return []
 
 
-_OBJECTS = (collections.OrderedDict, collections.defaultdict, collections.deque)  # which PyTorch has registered
+_OBJECTS = (collections.OrderedDict, collections.defaultdict, collections.deque)  # registered by PyTorch
 _BY_VALUE = ("tuple", "namedtuple", "structseq", "weakref", "method", "partial")
 
 
@@ -458,7 +459,7 @@ def check_leaves(leaves: list[Any], paths: list[str], what: str, others: tuple[t
     for leaf, path in zip(leaves, paths, strict=True):
         if is_leaf(leaf) or isinstance(leaf, others):
             continue
-        cls = leaf.__class__ if is_house_module(type(leaf).__module__) else type(leaf)  # of what it stands for
+        cls = leaf.__class__ if is_house_module(type(leaf).__module__) else type(leaf)  # the object behind a stand-in
         if is_array(leaf) and what == "output":
             raise UnknownLeafError(f"output `{path}` is an array of NumPy: return a tensor, or a list of numbers.")
         raise UnknownLeafError(

@@ -128,7 +128,7 @@ class _Printer:
         self.names = {node: self.allocate.fresh(node.name) for node in self.nodes}
         self.locals = frozenset(self.names.values())
         self.imports = {"torch"}
-        # Values without a spelling, which the caller has to pass: id -> (name, value).
+        # Values without a spelling, passed by the caller: id -> (name, value).
         self.passed: dict[int, tuple[str, Any]] = {}
         if outer is not None:  # a function in a function
             self.locals |= outer.locals

@@ -16,13 +16,13 @@ from torch import fx
 from ..annexes import given
 
 _KEY = "foregrad"
-PREPARED = "foregrad prepared"  # in the `meta` of a graph from a backend's `prepare_joint`, or derived from one
+PREPARED = "foregrad prepared"  # in the `meta` of a graph of a backend's `prepare_joint`, or derived from such a graph
 
-STAYS = "foregrad stays"  # in the `meta` of a graph that nobody changes: what is made of it may be made later
+STAYS = "foregrad stays"  # in the `meta` of a graph that nobody changes: it may be compiled later
 
-REGION = "foregrad region"  # in the `meta` of a graph that another one calls at several places: whether it is random
+REGION = "foregrad region"  # in the `meta` of a graph called at several places by a larger graph: whether it is random
 
-LAID_OUT = "foregrad laid out"  # of a residual whose strides the forward's compiler chose: its own spec
+LAID_OUT = "foregrad laid out"  # of a residual with strides that the forward's compiler chose: its own spec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -30,13 +30,13 @@ from ..errors import InternalError
 # ------------------------------------------------------------------------------------------------------ names and keys
 # The user's names and keys in generated Python: they stand as objects, never as text that could run.
 #
-# A name is written out only if it is certain to mean itself: an ASCII identifier (others are normalized to NFKC by
-# Python's parser, so two names become one) that is no keyword and that no class body would mangle. A key is written
-# out if it is a number or a short printable ASCII text. Anything else is bound: `bind(hint, value)` gives the global
-# of the generated function that holds it, `getattr(x, name)` and `x[key]` read it.
+# A name is written out only if it is certain to mean itself: an ASCII identifier (Python's parser normalizes any
+# further letter to NFKC, so two names become one) that is no keyword and that no class body would mangle. A key is
+# written out if it is a number or a short printable ASCII text. Anything else is bound: `bind(hint, value)` gives the
+# global of the generated function that holds it, `getattr(x, name)` and `x[key]` read it.
 #
-# Text for people goes through `shown` (one line without control characters, which could end a comment or turn the
-# text around it) or `key_text` (which runs no `__repr__` of the user's).
+# Text for people goes through `shown` (one line without control characters: these could end a comment or turn the text
+# around) or `key_text` (it runs no `__repr__` of the user's).
 
 Bind = Callable[[str, Any], str]
 
@@ -308,7 +308,7 @@ _RULES: dict[type, Callable[[Renderer, Any], str]] = {
     bytes: _literal,
     type(...): lambda renderer, value: "...",
     float: Renderer._float,
-    # The repr of a complex with a negative zero does not read back as the same number.
+    # The repr of a complex with a negative zero reads back as a different number.
     complex: lambda renderer, value: renderer.bind(value),
     list: Renderer._list,
     tuple: Renderer._tuple,

@@ -18,7 +18,7 @@ from ..errors import PartitionError
 from .classify import Kind
 from .index import JointIndex
 
-NEVER = 1 << 120  # the price of what may not be done: more than all true prices together
+NEVER = 1 << 120  # the price of a forbidden choice: more than all true prices together
 
 
 class Dependencies(Protocol):

@@ -120,7 +120,7 @@ def _numbers_to_save(index: JointIndex, numbers: list[int], needed: bytearray, s
 
 
 # -------------------------------------------------------------------- views
-# Saving a view in place of its base, where that is the same memory and fewer operators.
+# Saving a view in place of its base, where the memory is the same and the operators are fewer.
 #
 # Partitioners choose bases, so several views of one base are saved as one value. But if the backward reads a single
 # view (the transpose of a matrix product, for instance), the forward has that view, and the backward need not take it

@@ -284,7 +284,7 @@ def value_bytes(value: Any) -> int:
     return 0
 
 
-_BYTES: dict[object, int] = {}  # by the token of a spec: most values of a graph are like many others
+_BYTES: dict[object, int] = {}  # by the token of a spec: most values of a graph resemble many more
 
 
 def _hinted_numel(shape: Iterable[Any]) -> int:
@@ -297,13 +297,13 @@ def _hinted_numel(shape: Iterable[Any]) -> int:
 # ------------------------------------------------------------------------------------------------ the backward's order
 # The order of the capture, with operators that lower memory brought forward.
 #
-# Autograd computes the gradient of a layer's input before that of its weight, though the weight's gradient is the
-# last to read the saved activation. An operator whose result is smaller than the values that it reads last runs as
-# soon as its operands are ready: here the weight's gradient. Nothing passes an effect or a random operator, and
-# operators stay as they are, so results do, bit for bit. Greedy, and independent of the residuals: plans are
-# simulated for the order that runs.
+# Autograd computes the gradient of a layer's input before the weight's gradient, though the weight's gradient is the
+# last to read the saved activation. An operator whose result is smaller than the values that it reads last runs as soon
+# as its operands are ready: here the weight's gradient. Nothing passes an effect or a random operator, and operators
+# stay as they are, so results do, bit for bit. Greedy, and independent of the residuals: plans are simulated for the
+# order that runs.
 
-_THROUGH = (Kind.VIEW, Kind.ITEM)  # share memory with, or come with, what they read
+_THROUGH = (Kind.VIEW, Kind.ITEM)  # share memory with their operands, or come with them
 _BARRIERS = (Kind.EFFECT, Kind.RANDOM)
 
 
@@ -466,7 +466,7 @@ def _key(node: fx.Node, number: dict[fx.Node, int]) -> Any:
     get = dict.get
     meta = node.meta
     if "empty" in getattr(node.target, "__name__", ""):
-        return id(node)  # its elements are whatever is there
+        return id(node)  # its elements are undefined
     return (
         node.op,
         node.target,

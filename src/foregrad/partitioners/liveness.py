@@ -33,13 +33,13 @@ from .split import Excerpt, backward_needs, backward_order, forward_order
 #
 # oneDNN's convolutions lay out their operands anew, attention has a tile of scores for each thread, norms have
 # statistics, sums of half precision are computed in single. The size depends on the library, the processor and the
-# number of threads, so each such kernel runs once on zeros of the same shapes and layout, while the allocator's
-# reports are counted; the answer is kept for the process. Only kernels of PyTorch's own on the CPU are run, and none
-# that draws random numbers. A plain number among an operator's arguments becomes a tensor.
+# number of threads, so each such kernel runs once on zeros of these shapes and layouts, while the allocator's reports
+# are counted; the answer is kept for the process. Only kernels of PyTorch's own on the CPU are run, and none that draws
+# random numbers. A plain number among an operator's arguments becomes a tensor.
 #
 # A recurrent layer's residual for its backward has a size that only its library knows, so it is measured likewise.
 
-_NUMBER = 16  # bytes of the largest single number, or of one as a tensor and once more in the result's dtype
+_NUMBER = 16  # bytes of the largest number, or of a number as a tensor and once more in the result's dtype
 
 _MEASURED = frozenset(
     f"aten::{name}"
@@ -80,7 +80,7 @@ def bytes_of_results(node: fx.Node) -> list[int]:
 
 _NUMBERS = (int, float, bool, complex)
 _CPU = torch.device("cpu")
-_MOST_MEASURED = 1 << 30  # bytes of operands: those of a model that is not there may be larger than the memory
+_MOST_MEASURED = 1 << 30  # bytes of operands: a model that is not there may be larger than the memory
 
 
 def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
@@ -174,7 +174,7 @@ def _layout(value: Any) -> Any:
 
 
 def _zeros(spec: TensorSpec) -> torch.Tensor:
-    # Some kernels copy what does not begin where its memory does.
+    # Some kernels copy a tensor that does not begin where its memory begins.
     flat = torch.zeros(spec.offset + nbytes(spec) // spec.dtype.itemsize, dtype=spec.dtype)
     return flat.as_strided(spec.shape, spec.stride, spec.offset)
 
@@ -346,7 +346,7 @@ class Storages:
             if i in results:
                 for holder, part in results[i]:
                     change[k] += part
-                    # What nobody reads goes at once, and so does a second copy of a result that was saved.
+                    # A value that nobody reads goes at once, and so does a second copy of a saved result.
                     if holder is None or holder not in last or holder in present:
                         change[k + 1] -= part
                     else:

@@ -83,7 +83,7 @@ def _save_prices(
     prices = []
     for i, kind in enumerate(index.kinds):
         if index.needs_tangent[i] or kind is Kind.VIEW or (wish is not None and wish[i] == Wish.RECOMPUTE):
-            # A view shares its base's memory, so the base is what is saved.
+            # A view shares its base's memory, so the base is saved.
             prices.append(NEVER)
         elif kind is Kind.CONSTANT or kind is Kind.INPUT:
             prices.append(0)
@@ -128,7 +128,7 @@ def _price(index: JointIndex, i: int, shift: int, *, fuses: bool) -> int:
 #
 # Each rule is one sweep over the graph.
 
-# A reduction whose result is this many times smaller than what it reads is kept.
+# A reduction is kept if its result is this many times smaller than its operand.
 _REDUCTION = 4
 # The longest row of fusible operators, counted in the forward's nodes, that runs again as one.
 _LONGEST_CHAIN = 100

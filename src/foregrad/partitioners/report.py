@@ -111,7 +111,7 @@ class SavedValue:
     spec: TensorSpec | None
     nbytes: int
     kind: str
-    names: tuple[str, ...]  # what `checkpoint_name` called it
+    names: tuple[str, ...]  # the name given by `checkpoint_name`
     span: tuple[int, int] = (0, 0)
 
 

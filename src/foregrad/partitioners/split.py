@@ -323,7 +323,7 @@ def backward_order(
         done[i] = 1
         order.append(i)
         for item in items.get(i, ()):
-            # Items at once: the tuple would keep all of them alive.
+            # Items at once: the tuple would keep all items alive.
             done[item] = 1
             order.append(item)
 

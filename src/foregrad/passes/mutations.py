@@ -118,11 +118,11 @@ def _is_view(node: fx.Node) -> bool:
 
 
 # -------------------------------------------------------------------- updates
-# The order of a graph that writes to its inputs: an update comes as soon as all that it is computed from is there.
+# The order of a graph that writes to its inputs: an update comes as soon as its operands are there.
 #
-# A training step in program order computes all gradients, then all new parameters. Where a gradient is read by
-# nothing else, it can go before the next is made. Only operators on elements move, and only to an earlier place: what
-# is kept for the backward, and what is drawn, stays in order.
+# A training step in program order computes all gradients, then all new parameters. A gradient without further readers
+# can go before the next gradient is made. Only operators on elements move, and only to an earlier place: saved values
+# and drawn numbers stay in order.
 
 
 Node = fx.Node

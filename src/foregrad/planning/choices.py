@@ -21,7 +21,7 @@ from ..partitioners.policies import Policy, everything_saveable, nothing_saveabl
 from .memory import StepMemory
 from .work import Layers, OperatorCost
 
-_SMALL = 1 << 16  # bytes below which moving a value to the host is not worth a transfer
+_SMALL = 1 << 16  # a smaller value is not worth a transfer to the host
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def _gpu(name: str, mib: int, bandwidth: float, half: float, single: float, link
     return Device(name, mib * _MIB, bandwidth, flops, link, source=source)
 
 
-# The totals of memory are those of `nvidia-smi` and `rocm-smi`. `float32` is TF32 where there is such a unit.
+# The totals of memory are those of `nvidia-smi` and `rocm-smi`. `float32` is TF32 where the device has a unit for it.
 DEVICES: dict[str, Device] = {
     "a100": _gpu("a100", 81_920, 2.039e12, 312e12, 156e12, 300e9, "NVIDIA A100 80GB SXM datasheet, 2021"),
     "h100": _gpu("h100", 81_559, 3.35e12, 989e12, 494e12, 450e9, "NVIDIA H100 SXM datasheet, 2023"),

@@ -33,7 +33,7 @@ from .symbols import values_in
 if TYPE_CHECKING:
     from .choices import Choice
 
-_MOST = 1 << 24  # a size above which none is looked for
+_MOST = 1 << 24  # the search ends at this size
 
 Sizes = tuple[int, ...]
 
@@ -131,7 +131,7 @@ class _Peaks:
 
     def __init__(self, plan: Plan, axes: Sequence[_Axis], choice: str | None) -> None:
         if choice is not None:
-            plan.choice(choice)  # which raises
+            plan.choice(choice)  # it raises
         self.plan, self.axes, self.choice = plan, axes, choice
         self._plans: dict[Sizes, Plan] = {tuple(axis.size for axis in axes): plan}
         self._step: TrainingStep | None = None

@@ -149,7 +149,7 @@ def _held_by(plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mappi
         name = name or getattr(info.slot, "name", None) or getattr(info.slot, "path", str(info.slot))
         gets = bool(joint.signature.gradients.returned[number]) or name in made
         found[id(tensor)] = Held(str(name), kind, tensor, gets, whole.numel())
-    for name, whole, tensor in parts:  # what no operator reads is there all the same
+    for name, whole, tensor in parts:  # a tensor that no operator reads is there all the same
         kind = "parameter" if isinstance(whole, torch.nn.Parameter) else "buffer"
         found.setdefault(id(tensor), Held(name, kind, tensor, has_gradient=False, elements=whole.numel()))
     storages: dict[int, Held] = {}
