@@ -73,7 +73,7 @@ class Node(SymNode):
         return node
 
 
-def remember(node: Any, results: _Results) -> Any:
+def remember(node: object, results: _Results) -> Any:
     """A node of torch's turned into a `Node` with the `results`."""
     if type(node) is SymNode:
         own: Any = node
@@ -107,10 +107,10 @@ class Env(ShapeEnv):
         return value
 
 
-def _remembered(name: str) -> Callable[[Node, Any], Any]:
+def _remembered(name: str) -> Callable[[Node, Any], object]:
     compute = getattr(SymNode, name)
 
-    def method(self: Node, other: Any) -> Any:
+    def method(self: Node, other: Any) -> object:
         # A number may have the expression of a truth, and is no result of it; floats are rare.
         if type(other) is not Node or self.pytype is float or other.pytype is float or _is_traced():
             return compute(self, other)
@@ -129,7 +129,7 @@ def _remembered(name: str) -> Callable[[Node, Any], Any]:
     return method
 
 
-def _once_decided(name: str) -> Callable[..., Any]:
+def _once_decided(name: str) -> Callable[..., object]:
     ask = getattr(SymNode, name)
 
     def method(self: Node, file: str, line: int) -> bool:
