@@ -76,7 +76,7 @@ class GraphSignature:
 
 def aot_export_module(
     mod: nn.Module,
-    args: Iterable[Any],
+    args: Iterable[object],
     *,
     decompositions: Decompositions = None,
     trace_joint: bool,
@@ -121,8 +121,8 @@ def aot_export_module(
 
 
 def aot_export_joint_simple(
-    func: Callable[..., Any],
-    args: Sequence[Any],
+    func: Callable[..., object],
+    args: Sequence[object],
     *,
     trace_joint: bool,
     num_params_buffers: int = 0,
@@ -278,7 +278,7 @@ class _JointWriter:
     def _checks(self) -> None:
         """Operators without results, which check values or print, in their order at the end of the forward."""
 
-        def value(argument: Any) -> Any:
+        def value(argument: object) -> Any:
             if isinstance(argument, Given):
                 return self.inputs[argument.input]
             if isinstance(argument, Result):
@@ -302,7 +302,7 @@ class _JointWriter:
         copy = self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
         copy.meta = node.meta
 
-    def _of(self, node: Any) -> Any:
+    def _of(self, node: object) -> Any:
         if isinstance(node, fx.Node) and node not in self.made:  # the tangent of the loss
             assert self.seed is not None
             loss = self.made[self.old_outputs[self.seed]]

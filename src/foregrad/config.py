@@ -108,11 +108,11 @@ class _Holder:
 
     else:  # hidden from type checkers, so that they find misspelt settings
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             self._check_name(name)
             return getattr(self.value, name)
 
-        def __setattr__(self, name: str, setting: Any) -> None:
+        def __setattr__(self, name: str, setting: object) -> None:
             self._check_name(name)
             object.__setattr__(self, "value", dataclasses.replace(self.value, **{name: setting}))
 
@@ -126,7 +126,7 @@ class _Holder:
         return [f.name for f in dataclasses.fields(Config)]
 
     @contextlib.contextmanager
-    def override(self, **settings: Any) -> Iterator[None]:
+    def override(self, **settings: object) -> Iterator[None]:
         """Context: these settings in force, the former ones back afterwards."""
         before = self.value
         try:

@@ -62,7 +62,7 @@ class ById(MutableMapping[K, V]):
     def get(self, key: object) -> V | None: ...
     @overload
     def get(self, key: object, default: T) -> V | T: ...
-    def get(self, key: object, default: Any = None) -> Any:
+    def get(self, key: object, default: object = None) -> Any:
         pair = self._pairs.get(id(key))
         return default if pair is None else pair[1]
 

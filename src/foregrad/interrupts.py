@@ -129,7 +129,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
             os.write(2, _STOPPED)
 
 
-def _call(original: Callable[..., Any], number: int, frame: FrameType | None) -> None:
+def _call(original: Callable[..., object], number: int, frame: FrameType | None) -> None:
     try:
         original(number, frame)
     except BaseException as error:

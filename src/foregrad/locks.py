@@ -43,7 +43,7 @@ else:
     class cached_property:  # noqa: N801 (it stands for functools')
         """`functools.cached_property` without its lock: a forked child would inherit it from a thread of its parent."""
 
-        def __init__(self, compute: Callable[[Any], Any]) -> None:
+        def __init__(self, compute: Callable[[Any], object]) -> None:
             self.compute = compute
             self.__doc__ = compute.__doc__
 
@@ -138,7 +138,7 @@ class Replacements:
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
 
-    def bind(self, owner: Any, name: str, value: Any) -> None:
+    def bind(self, owner: object, name: str, value: object) -> None:
         """Bind a name, of its own or inherited, until `restore` is called."""
         self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
         self.names.add((id(owner), name))
@@ -153,7 +153,7 @@ class Replacements:
 _ABSENT: Any = object()
 
 
-def _put(owner: Any, name: str, value: Any) -> None:
+def _put(owner: object, name: str, value: object) -> None:
     """Bind a name, or unbind it where the value is `_ABSENT`."""
     if _keeps_slot(owner, name, value):
         table = gc.get_referents(vars(owner))[0]
@@ -170,7 +170,7 @@ def _put(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _keeps_slot(owner: Any, name: str, value: Any) -> bool:
+def _keeps_slot(owner: object, name: str, value: object) -> bool:
     """Whether a class and its subclasses call a special method from equal slots before and after: the table of the
     class is enough then. An assignment looks for the name anew in every subclass, and `torch.nn.Module` has hundreds: a
     tenth of the time of a capture.
@@ -187,7 +187,7 @@ def _keeps_slot(owner: Any, name: str, value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def bound(owner: Any, name: str, value: Any) -> Iterator[None]:
+def bound(owner: object, name: str, value: object) -> Iterator[None]:
     """Context: a name of an object or of a thread's is bound to something else."""
     replaced = Replacements()
     replaced.bind(owner, name, value)

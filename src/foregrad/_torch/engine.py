@@ -42,7 +42,7 @@ def single_level(name: str, methods: dict[str, Any]) -> Callable[..., Any]:
     return apply
 
 
-def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:
+def beside_threads(apply: Callable[..., object]) -> Callable[..., Any]:
     """An apply from `direct_apply` that doesn't deadlock with threads that share leaves.
 
     `Function.apply` locks each leaf to find its accumulator while it holds the GIL. An operator in a second thread may
@@ -50,7 +50,7 @@ def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:
     alias, made without the GIL, holds the accumulators too.
     """
 
-    def call(others: Any, *taken: torch.Tensor) -> Any:
+    def call(others: object, *taken: torch.Tensor) -> Any:
         if _thread._count() and torch.is_grad_enabled():
             _held = [x.view_as(x) for x in taken if x.requires_grad and (x.is_leaf or x._is_view())]
         return apply(others, *taken)
@@ -94,7 +94,7 @@ def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | No
 _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
-def is_node_with(node: Any, attribute: str) -> bool:
+def is_node_with(node: object, attribute: str) -> bool:
     """Whether a node is foregrad's: in C++, or of a Function with the attribute."""
     return hasattr(node, "wanted_gradients") or hasattr(getattr(node, "_forward_cls", None), attribute)
 
@@ -330,7 +330,7 @@ def _is_there(device: torch.device) -> bool:
     return module is not None and bool(getattr(module, "is_initialized", module.is_available)())
 
 
-def kernel_switches() -> tuple[Any, ...]:
+def kernel_switches() -> tuple[object, ...]:
     """Settings of the process that the layout of an operator's result may depend on, besides its arguments."""
     c = torch._C
     return (
@@ -359,7 +359,7 @@ TAKES_HANDED = "takes_handed"  # an attribute of Functions whose backward looks 
 _HANDED = "foregrad: gradients of other kinds"  # in a node's metadata
 
 
-def hand_over(edges: Sequence[tuple[Any, int]], gradient: Any) -> bool:
+def hand_over(edges: Sequence[tuple[object, int]], gradient: object) -> bool:
     """Leave a gradient with the compiled function that all these edges lead to. False if there is no single one."""
     connected = [edge for edge in edges if edge[0] is not None]
     nodes = {node for node, _ in connected}
@@ -369,7 +369,7 @@ def hand_over(edges: Sequence[tuple[Any, int]], gradient: Any) -> bool:
     return True
 
 
-def hand_to(node: Any, gradient: Any, places: tuple[int, ...] = ()) -> None:
+def hand_to(node: Any, gradient: object, places: tuple[int, ...] = ()) -> None:
     """Leave a gradient with a node that runs later in the backward."""
     node.metadata.setdefault(_HANDED, []).append((current_backward(), places, gradient))
 

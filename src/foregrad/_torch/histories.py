@@ -107,7 +107,7 @@ def keeps_tensors(node: Any) -> bool:
         return True
 
 
-def was_freed(node: Any) -> bool:
+def was_freed(node: object) -> bool:
     """Whether a node in Python has freed its saved tensors."""
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return False
@@ -119,5 +119,5 @@ def was_freed(node: Any) -> bool:
 
 
 @functools.cache
-def _saved_names(kind: Any) -> tuple[str, ...]:
+def _saved_names(kind: object) -> tuple[str, ...]:
     return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))

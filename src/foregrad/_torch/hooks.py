@@ -24,7 +24,7 @@ from ..locks import bound
 class _OnlyDefined(collections.OrderedDict[Any, Any]):
     """The hooks of a tensor, never called with None."""
 
-    def __setitem__(self, key: Any, hook: Any) -> None:
+    def __setitem__(self, key: object, hook: Any) -> None:
         super().__setitem__(key, _spared(hook))
 
 
@@ -40,11 +40,11 @@ class _HookAround(functools.partial[Any]):
 class _UnlessNone(_HookAround):
     """A hook that is not called with None."""
 
-    def __call__(self, gradient: Any) -> Any:
+    def __call__(self, gradient: object) -> Any:
         return None if gradient is None else super().__call__(gradient)
 
 
-def _spared(hook: Any) -> Any:
+def _spared(hook: object) -> Any:
     # Hooks of several tensors count their calls, and expect one for each tensor whose node runs.
     counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__
     return hook if counts or isinstance(hook, _UnlessNone) else _UnlessNone(hook)
@@ -56,11 +56,11 @@ _thread = threading.local()
 class _UnlessCut(_HookAround):
     """A hook that is not called with None if gradients were cut off on their way to its tensor."""
 
-    def __call__(self, gradient: Any) -> Any:
+    def __call__(self, gradient: object) -> Any:
         return None if gradient is None and getattr(_thread, "is_cut", False) else super().__call__(gradient)
 
 
-def unless_cut(hook: Any) -> Any:
+def unless_cut(hook: object) -> Any:
     """The hook for a traced tensor: see `gradients_cut`."""
     counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__  # as in `_spared`
     return hook if counts else _UnlessCut(hook)
@@ -71,7 +71,7 @@ def gradients_cut() -> contextlib.AbstractContextManager[None]:
     return bound(_thread, "is_cut", True)
 
 
-def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:
+def spare_leaves(node: Any, gradients: Sequence[object]) -> None:
     """Keep hooks of leaves from calls with None, before `node` returns these gradients."""
     for (following, _), gradient in zip(node.next_functions, gradients, strict=True):
         leaf = None if gradient is not None else getattr(following, "variable", None)
@@ -89,7 +89,7 @@ class _UnlessSame(_HookAround):
 
     before: Any = None
 
-    def __call__(self, leaf: Any) -> Any:
+    def __call__(self, leaf: object) -> Any:
         before, self.before, now = self.before, None, _state_of_gradient(leaf)
         is_same = before is not None and before[0] is now[0] and before[1] == now[1]
         return None if is_same else super().__call__(leaf)
@@ -124,7 +124,7 @@ class _Refusing(collections.OrderedDict[Any, Any]):
 
     refuse: Callable[[], None]
 
-    def __setitem__(self, key: Any, hook: Any) -> None:
+    def __setitem__(self, key: object, hook: object) -> None:
         self.refuse()
 
     def __bool__(self) -> bool:
@@ -218,7 +218,7 @@ def hooked_as(stand_ins: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterato
                 handle.remove()
 
 
-def _call_with(hook: Any, real: torch.Tensor, _: torch.Tensor) -> Any:
+def _call_with(hook: Any, real: torch.Tensor, _: torch.Tensor) -> object:
     return hook(real)
 
 

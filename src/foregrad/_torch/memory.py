@@ -64,7 +64,7 @@ def _alone() -> tuple[int, ...]:
 # profile that the user takes meanwhile neither sees the call nor is disturbed.
 
 
-def peak_bytes(make_call: Callable[[], Callable[[], Any]]) -> int | None:
+def peak_bytes(make_call: Callable[[], Callable[[], object]]) -> int | None:
     """The most bytes in use at once while a call runs, beyond those in use before; None if the call fails.
 
     `make_call` makes the call's operands, on the calling thread.
@@ -84,7 +84,7 @@ def peak_bytes(make_call: Callable[[], Callable[[], Any]]) -> int | None:
     return peaks[0] if peaks else None
 
 
-def _peak(call: Callable[[], Any]) -> int:
+def _peak(call: Callable[[], object]) -> int:
     torch.get_num_threads()  # gives this thread the number that the process has
     options = (False, True, False, False, False, torch._C._profiler._ExperimentalConfig())
     _autograd._enable_profiler_legacy(_autograd.ProfilerConfig(_autograd.ProfilerState.CPU, *options))

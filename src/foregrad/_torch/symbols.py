@@ -15,7 +15,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -23,13 +23,16 @@ from torch import fx
 from ..identity import class_property
 from .nested import mapped
 
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
 _silent = logging.getLogger("foregrad.closed_sizes")
 _silent.setLevel(logging.CRITICAL)
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def is_symbolic(value: Any) -> bool:
+def is_symbolic(value: object) -> bool:
     """Whether a number is symbolic."""
     return isinstance(value, SYMBOLIC)
 
@@ -42,7 +45,7 @@ def may_vary(value: int, *, is_size: bool = True) -> bool:
     return (1 if is_size else -_LARGEST - 1) < value <= _LARGEST
 
 
-def has_symbolic(value: Any) -> bool:
+def has_symbolic(value: object) -> bool:
     """Whether there is a symbolic number in `value`, through lists, tuples and dicts."""
     if isinstance(value, (list, tuple)):
         return any(map(has_symbolic, value))
@@ -51,22 +54,22 @@ def has_symbolic(value: Any) -> bool:
     return isinstance(value, SYMBOLIC)
 
 
-def map_symbolic(value: Any, fn: Callable[[Any], Any]) -> Any:
+def map_symbolic(value: object, fn: Callable[[Any], object]) -> Any:
     """`value` with `fn` applied to its every symbolic number, through lists, tuples and dicts."""
     return mapped(value, SYMBOLIC, fn)
 
 
-def concrete(value: Any) -> Any:
+def concrete(value: object) -> Any:
     """The plain value of a symbolic number at capture, with no guard added; any other value unchanged."""
     return value.node.hint if isinstance(value, SYMBOLIC) else value
 
 
-def same_numbers(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def same_numbers(a: Sequence[object], b: Sequence[object]) -> bool:
     """Whether two rows of numbers are equal, symbolic ones as expressions; adds no guard."""
     return len(a) == len(b) and all(_expression(x) == _expression(y) for x, y in zip(a, b, strict=True))
 
 
-def _expression(number: Any) -> Any:
+def _expression(number: object) -> Any:
     return number.node.expr if isinstance(number, SYMBOLIC) else number
 
 
@@ -96,17 +99,17 @@ def symbol_made(number: Any) -> Any:
 class NumPyNumber:
     """A symbolic number that NumPy gets as the Python number it is: its rules of promotion tell that from an array."""
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: object = None, copy: object = None) -> object:
         return sys.modules["numpy"].asarray(_fixed(self), dtype)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: object, method: str, *args: object, **kwargs: object) -> object:
         return getattr(ufunc, method)(*map(_fixed, args), **kwargs)
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> object:
         return function(*map(_fixed, args), **{name: _fixed(value) for name, value in kwargs.items()})
 
 
-def _fixed(value: Any) -> Any:
+def _fixed(value: object) -> Any:
     if not isinstance(value, NumPyNumber):
         return value
     kind: Any = int if isinstance(value, torch.SymInt) else float
@@ -146,17 +149,17 @@ class TracedInt(NumPyNumber, torch.SymInt):
     def __reduce__(self) -> Any:
         return int, (int(self),)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in _OWN_OF_INTS:
             return getattr(int(self), name)
         raise AttributeError(f"'int' object has no attribute {name!r}")
 
 
-def _on_plain(name: str) -> Callable[..., Any]:
+def _on_plain(name: str) -> Callable[..., object]:
     is_swapped = name in _SWAPPED
     op = getattr(operator, name.strip("_")[is_swapped:]) if is_swapped or name in _ARITHMETIC else None
 
-    def method(self: TracedInt, *others: Any) -> Any:
+    def method(self: TracedInt, *others: object) -> object:
         if any(type(other).__module__ == "numpy" for other in others):
             return NotImplemented  # NumPy's numbers do the arithmetic: the result is one of theirs
         if op is not None and (numbers := numbers_told(self)) is not None:
@@ -227,7 +230,7 @@ class SymbolTable:
     `env` is the `ShapeEnv` of the user's fake tensors; by default a new one.
     """
 
-    def __init__(self, env: Any = None) -> None:
+    def __init__(self, env: ShapeEnv | None = None) -> None:
         import torch._refs  # noqa: F401 - registers what fakes of symbolic sizes run in place of kernels
 
         from .size_arithmetic import Env
@@ -238,7 +241,7 @@ class SymbolTable:
         self.bound: dict[Any, Any] = {}  # symbol -> the object it was bound to
         self.computed: dict[Any, None] = {}  # symbols with values that the graph itself computes
 
-    def tell(self, numbers: Any) -> None:
+    def tell(self, numbers: object) -> None:
         """Have arithmetic on the table's integers that gives floats done by `numbers.apply(operator, *operands)`."""
         setattr(self.env, _TOLD, weakref.ref(numbers))
 
@@ -317,7 +320,7 @@ class SymbolTable:
     def num_found(self) -> int:
         return len(self.env.guards)
 
-    def size_at_capture(self, symbol: Any) -> int:
+    def size_at_capture(self, symbol: object) -> int:
         return int(self.at_capture(symbol))
 
     def at_capture(self, expression: Any) -> Any:
@@ -329,7 +332,7 @@ class SymbolTable:
     def closed(self) -> Iterator[None]:
         """Context: a query that needs a further condition on sizes raises `ClosedSizesError`."""
 
-        def refuse(expression: Any, value: Any) -> None:
+        def refuse(expression: object, value: object) -> None:
             raise ClosedSizesError(f"{expression} is {value} at capture, but not for every size")
 
         attributes: dict[str, Any] = vars(self.env)
@@ -431,7 +434,7 @@ def _after(graph: fx.Graph, node: fx.Node | None) -> Iterator[fx.Node]:
 
 
 def _value(node: fx.Node) -> Any:
-    def value_of(argument: Any) -> Any:
+    def value_of(argument: object) -> Any:
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
     function: Any = node.target
@@ -472,7 +475,7 @@ SYM_MATH: dict[Any, Callable[[Any], Any]] = {
 # -------------------------------------------------------------------- ragged sizes
 
 
-def is_ragged(size: Any) -> bool:
+def is_ragged(size: object) -> bool:
     """Whether a size has no value, or is a multiple of a size without a value."""
     return isinstance(size, torch.SymInt) and bool(size.node.is_nested_int())
 

@@ -33,7 +33,7 @@ def _graphs_uncached(mode: FakeTensorMode | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiler_context(
-    mode: FakeTensorMode | None, labels: Sequence[str], facts: Any
+    mode: FakeTensorMode | None, labels: Sequence[str], facts: object
 ) -> Iterator[Callable[[], list[Any] | None]]:
     """Context: the environment of compilers written for AOTAutograd; gives a function for their reported strides.
 

@@ -27,7 +27,7 @@ from .eager import render_late, stand_in
 Boxed = Callable[[list[Any]], Any]
 
 
-def nop(fx_g: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+def nop(fx_g: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
     """The compiler that compiles nothing: returns the graph module.
 
     Examples:
@@ -38,7 +38,7 @@ def nop(fx_g: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
     return fx_g
 
 
-def make_boxed_func(f: Callable[..., Any]) -> Boxed:
+def make_boxed_func(f: Callable[..., object]) -> Boxed:
     """`f(*args)` as a function that takes a list and empties it. Returns the result of `f`.
 
     No frame between the caller and `f` holds an argument, so `f` may free it. A graph module, or its `forward`,
@@ -55,7 +55,7 @@ def make_boxed_func(f: Callable[..., Any]) -> Boxed:
     if module is not None:
         return render_late(module, as_list=False)
 
-    def g(args: list[Any]) -> Any:
+    def g(args: list[Any]) -> object:
         return _caller(len(args))(f, args)
 
     return attributed(g, _boxed_call=True)
@@ -79,19 +79,19 @@ def make_boxed_compiler(compiler: Callable[..., Any]) -> Callable[..., Boxed]:
     return f
 
 
-def is_boxed(fn: Any) -> bool:
+def is_boxed(fn: object) -> bool:
     """Whether `fn` takes its arguments as one list."""
     return bool(getattr(fn, "_boxed_call", False))
 
 
-def call_boxed(fn: Callable[..., Any], args: list[Any]) -> list[Any]:
+def call_boxed(fn: Callable[..., object], args: list[Any]) -> list[Any]:
     """Call a compiled graph of any convention. `args` is emptied; the outputs come as a list."""
     out = fn(args) if is_boxed(fn) else _caller(len(args))(fn, args)
     return out if type(out) is list else _as_list(out, "the compiler", "graph")
 
 
 def as_boxed(
-    fn: Any,
+    fn: object,
     *,
     backend: str = "the compiler",
     graph: str = "graph",
@@ -133,7 +133,7 @@ def as_boxed(
     return boxed
 
 
-def _as_list(out: Any, backend: str, graph: str) -> list[Any]:
+def _as_list(out: object, backend: str, graph: str) -> list[Any]:
     if isinstance(out, (list, tuple)):
         return list(out)
     if out is None or isinstance(out, (torch.Tensor, int, float, complex, torch.SymInt, torch.SymFloat)):
@@ -144,7 +144,7 @@ def _as_list(out: Any, backend: str, graph: str) -> list[Any]:
     )
 
 
-def _plain_module(fn: Any) -> torch.fx.GraphModule | None:
+def _plain_module(fn: object) -> torch.fx.GraphModule | None:
     """The graph module that is `fn`, or that has `fn` as its `forward`, if a call only runs its graph; else None."""
     owner = getattr(fn, "__self__", None)
     module = owner if getattr(fn, "__func__", None) is getattr(type(owner), "forward", fn) else fn
@@ -175,7 +175,7 @@ def _named(backend: str) -> str:
     return backend if " " in backend else f"backend `{backend}`"
 
 
-def _article(value: Any) -> str:
+def _article(value: object) -> str:
     return "None" if value is None else f"an object of type `{type(value).__name__}`"
 
 

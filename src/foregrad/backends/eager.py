@@ -56,7 +56,7 @@ class BoxedFunction(Protocol):
         """The Python that runs."""
 
 
-def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> BoxedFunction:
+def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[object] | None = None) -> BoxedFunction:
     """Compile a graph to straight-line Python. The result takes a list of inputs, empties it, returns a list.
 
     `example_inputs` only tell tensors from numbers, for placeholders without `meta`.
@@ -68,7 +68,7 @@ def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | Non
 
 
 def render_graph(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None, updates: Sequence[tuple[int, int]] = ()
+    gm: torch.fx.GraphModule, example_inputs: Sequence[object] | None = None, updates: Sequence[tuple[int, int]] = ()
 ) -> BoxedFunction:
     """`eager_compiler` of the graph as it is. `updates`: see `GraphRole`."""
     writer = _Writer(gm, example_inputs, True, updates)
@@ -103,7 +103,7 @@ def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunct
     return cast("BoxedFunction", function)
 
 
-def stand_in(begin: Callable[[list[Any]], Any]) -> tuple[Any, Callable[..., None]]:
+def stand_in(begin: Callable[[list[Any]], object]) -> tuple[Any, Callable[..., None]]:
     """(a function of one list that calls `begin`; `become(later, takes_code=)`, by which it calls `later` from then on,
     or takes over the code of a rendered function).
 
@@ -126,7 +126,7 @@ def stand_in(begin: Callable[[list[Any]], Any]) -> tuple[Any, Callable[..., None
     return function, become
 
 
-def _call_run(args: list[Any]) -> Any:
+def _call_run(args: list[Any]) -> object:
     return __run__(args)  # type: ignore[name-defined]  # noqa: F821 - in the globals that the code is given
 
 
@@ -405,7 +405,7 @@ class _Writer:
         self.lines.append(f"return [{', '.join([render(value) for value in values])}]")
 
 
-def _nodes_in(results: Any) -> dict[Node, None]:
+def _nodes_in(results: object) -> dict[Node, None]:
     return {value: None for value in leaves(results) if isinstance(value, Node)}
 
 

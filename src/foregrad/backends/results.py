@@ -198,7 +198,7 @@ class Contract:
                     "the inputs that its role calls donated, if its function says so (`writes_into`)."
                 )
 
-    def _fail(self, expected: PromisedResult, expected_value: Any, actual: Any) -> None:
+    def _fail(self, expected: PromisedResult, expected_value: object, actual: object) -> None:
         raise BackendError(
             f"{self._named()} returned a value for `{expected.name}` that differs from the graph's.\n  expected: "
             f"{expected_value}\n  got:      {actual}"
@@ -324,7 +324,7 @@ def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, An
         yield "shape", tuple(spec.shape), shape
 
 
-def is_other(expected: Any, actual: Any) -> bool:
+def is_other(expected: object, actual: object) -> bool:
     """Whether a size or stride differs; symbolic ones are not compared."""
     # A symbolic size compared with a number would become a guard on the graph.
     return type(expected) is int and expected != actual
@@ -341,7 +341,7 @@ def _is_of_attention(node: Any) -> bool:
     return is_item and "_attention" in str(node.all_input_nodes[0].target)
 
 
-def _is_number(node: Any) -> bool:
+def _is_number(node: object) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else node
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
 
@@ -357,7 +357,7 @@ def _is_held(out: list[Any], i: int) -> bool:
 Extent = tuple[int, int]
 
 
-def _extent(value: Any) -> Extent | None:
+def _extent(value: object) -> Extent | None:
     """The addresses of a tensor's first byte and after its last; None for a value without bytes."""
     if not isinstance(value, torch.Tensor) or value.numel() == 0:
         return None
@@ -387,7 +387,7 @@ def _span(value: torch.Tensor) -> int:
     return (1 + steps) * value.element_size()
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {TensorSpec.of(value)!r}"
     return "None" if value is None else f"an object of type `{type(value).__name__}`"
@@ -439,7 +439,7 @@ class Failures:
         )
 
 
-def described(compiler: Any, name: str, graph: str, module: fx.GraphModule, error: BaseException) -> str:
+def described(compiler: object, name: str, graph: str, module: fx.GraphModule, error: BaseException) -> str:
     """The message for a failure, with the path of a program that shows it."""
     first = next(iter(str(error).strip().splitlines()), "")
     message = f"backend `{name}` failed on {graph}: {type(error).__name__}: {first}"
@@ -448,7 +448,7 @@ def described(compiler: Any, name: str, graph: str, module: fx.GraphModule, erro
     return message if path is None else f"{message} {path} is a program that shows it."
 
 
-def _kept(compiler: Any, name: str, graph: str, module: fx.GraphModule, message: str) -> str | None:
+def _kept(compiler: object, name: str, graph: str, module: fx.GraphModule, message: str) -> str | None:
     """The path of a file with a program that shows the failure; None if it can't be written."""
     try:
         text = _program(compiler, module, message)
@@ -461,7 +461,7 @@ def _kept(compiler: Any, name: str, graph: str, module: fx.GraphModule, message:
     return path
 
 
-def _program(compiler: Any, module: fx.GraphModule, message: str) -> str:
+def _program(compiler: object, module: fx.GraphModule, message: str) -> str:
     graph = print_graph(module, header=message, name="graph")
     inputs = [_input(spec_of(node)) for node in module.graph.nodes if node.op == "placeholder"]
     home, qualified = getattr(compiler, "__module__", None), getattr(compiler, "__qualname__", None)

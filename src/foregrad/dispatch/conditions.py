@@ -53,7 +53,7 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
     return f"{name} is {constant}"
 
 
-def answers(template: str, owner: str, attribute: str | None, value: Any, bind: Bind) -> tuple[str, str]:
+def answers(template: str, owner: str, attribute: str | None, value: object, bind: Bind) -> tuple[str, str]:
     """(the condition that a question about an input, the variable `owner`, has an unchanged answer; the answer).
 
     `template` has `{}` for the input, and `{name}` for `attribute`.
@@ -80,7 +80,7 @@ def _holds(value: Any) -> Callable[[Any], bool]:
 # ------------------------------------------------------------------------------------------ keys
 
 
-def has_keys(name: str, keys: tuple[Any, ...], bind: Bind) -> str:
+def has_keys(name: str, keys: tuple[object, ...], bind: Bind) -> str:
     """The condition that a dict has the keys, in their order.
 
     Texts are equal to no other plain object; of other keys the type counts too, since `True == 1 == 1.0`.
@@ -103,7 +103,7 @@ def _is_of_texts(value: Any) -> bool:
     return value is None or type(value) is str or isinstance(value, type)
 
 
-def order_of_keywords_matters(function: Any) -> bool:
+def order_of_keywords_matters(function: object) -> bool:
     """Whether a function can tell the order of its keyword arguments."""
     while isinstance(function, functools.partial):
         function = function.func

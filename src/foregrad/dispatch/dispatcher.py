@@ -50,11 +50,11 @@ class Form:
     `kind(args, kwargs)` is the kind of a call; None for a call that the form does not take.
     """
 
-    def __init__(self, kind: Callable[..., Any]) -> None:
+    def __init__(self, kind: Callable[..., object]) -> None:
         self.kind = kind
         self.entries: dict[Any, tuple[Dispatcher, Callable[..., Any]]] = {}
 
-    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """The result of a call; `MISS` if there is no entry for its kind."""
         entry = self.entries.get(self.kind(args, kwargs)) if self.entries else None
         return MISS if entry is None else entry[1](args, kwargs)
@@ -77,16 +77,16 @@ class Outer:
     turn: Turn = dataclasses.field(default_factory=Turn)
 
 
-def _takes_all(*_: Any) -> bool:
+def _takes_all(*_: object) -> bool:
     return True
 
 
-def sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def sizes_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """The sizes of the arguments of a call, and the integers among them."""
     return tuple(map(_size_of, args)), tuple((name, _size_of(value)) for name, value in kwargs.items())
 
 
-def _size_of(value: Any) -> Any:
+def _size_of(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return value.shape
     if isinstance(value, (list, tuple)):
@@ -104,7 +104,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         pipeline: Pipeline,
         config: Config,
         name: str | None = None,
@@ -145,7 +145,7 @@ class Dispatcher:
         )
         self.entry = self.make_entry()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.entry(*args, **kwargs)
 
     def make_entry(self) -> Callable[..., Any]:
@@ -157,7 +157,7 @@ class Dispatcher:
         transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
         transformed, refusals, graphs = self.transformed if levels else None, self.refusals, self.graphs
 
-        def entry(*args: Any, **kwargs: Any) -> Any:
+        def entry(*args: Any, **kwargs: object) -> Any:
             if dispatch_modes():
                 return function(*args, **kwargs)  # inside a capture: that sees our operators
             try:
@@ -211,7 +211,7 @@ class Dispatcher:
             pipeline.decompositions,
         )
 
-    def graph_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphView:
+    def graph_for(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> GraphView:
         """See `foregrad.extend.CompiledFunction`, for this method and the next three."""
         try:
             call = flatten_call(self.function, args, kwargs, objects=True)
@@ -261,8 +261,8 @@ class Dispatcher:
     # ---------------------------------------------------------------- compiling
 
     def _call_unmatched(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...]
-    ) -> Any:
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], tried: tuple[Callable[..., object], ...]
+    ) -> object:
         result = self._call_forms(args, kwargs)
         if result is not MISS:
             return result
@@ -271,7 +271,7 @@ class Dispatcher:
                 return eager.call(self.function, args, kwargs)
         return self._compile_and_call(args, kwargs, tried)
 
-    def _call_forms(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call_forms(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """The result of a call from the first form of the function that takes it; `MISS` if none does."""
         for form in self.forms:
             result = form.call(args, kwargs)
@@ -282,8 +282,8 @@ class Dispatcher:
     def _compile_and_call(
         self,
         args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        tried: tuple[Callable[..., Any], ...],
+        kwargs: Mapping[str, object],
+        tried: tuple[Callable[..., object], ...],
         *,
         lifts: bool = True,
     ) -> Any:
@@ -365,10 +365,10 @@ class Dispatcher:
         )
         self._state.entries = {True: (inner, of_python().render_stateful(self.name, lifted, inner.entry))}
 
-    def _compiling(self, function: Callable[..., Any], outer: Outer, **sizes: Any) -> Dispatcher:
+    def _compiling(self, function: Callable[..., object], outer: Outer, **sizes: Any) -> Dispatcher:
         return Dispatcher(function, self.pipeline, self.config, self.name, outer=outer, **sizes)
 
-    def _diverged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _diverged(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         """A call that the form with state as an argument can't take: its draws differ from the arguments, or it needs
         the numbers in an array of its state.
         """
@@ -417,7 +417,7 @@ class Dispatcher:
         return difference.of_state or is_open or is_float_text(difference.now)
 
     def _try_to_specialize(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Any = None
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], place: object = None
     ) -> Specialization | BaseException | None:
         """A graph for a call, made since the value at `place` differs. None if the call alone runs eagerly: it fills a
         cache, asks for the text of a tensor, or fails a check. The error if all calls of its kind run eagerly.
@@ -434,7 +434,7 @@ class Dispatcher:
         self.graphs.add(specialization, place)
         return specialization
 
-    def _specialized(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tries: int = 3) -> Specialization:
+    def _specialized(self, args: tuple[object, ...], kwargs: Mapping[str, object], tries: int = 3) -> Specialization:
         call = flatten_call(self.function, args, kwargs, objects=True)
         fills, written = self.fallbacks.may_fill, frozenset(self._outer.only_written)
         call = dataclasses.replace(call, fills_caches=fills, only_written=written)
@@ -445,7 +445,7 @@ class Dispatcher:
                 raise
         return self._specialized(args, kwargs, tries - 1)
 
-    def _takes_form(self, error: OtherFormError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    def _takes_form(self, error: OtherFormError, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
         """Make the form that an error names, if it takes this call. Whether it does."""
         form, entries = error.form(self.function), self._named.entries
         if (
@@ -475,7 +475,7 @@ class Dispatcher:
             raise ArgumentsDiffer(str(error)) from None
         return self.fallbacks.after(error)
 
-    def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:
+    def _why(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Difference, ...]:
         """For each graph, the reason why it is not right for a call; empty for a call that can't be compiled."""
         try:
             return tuple(s.difference(args, kwargs) for s in self.specializations)
@@ -496,14 +496,18 @@ class Dispatcher:
                 _log.debug("%s: not graph %d: %s", self.name, number, reason)
 
 
-def _arrays_of(function: Any) -> frozenset[tuple[int, Any]]:
+def _arrays_of(function: object) -> frozenset[tuple[int, Any]]:
     """The places of arrays that are arguments of a function, by identity."""
     return function.arrays if isinstance(function, StatefulFunction) else frozenset()
 
 
 def _called_in_form(
-    form: Any, entry: Callable[..., Any], fallbacks: Fallbacks, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+    form: Any,
+    entry: Callable[..., object],
+    fallbacks: Fallbacks,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> object:
     try:
         return form.called(entry, args, kwargs)
     except (UnsupportedError, UnknownLeafError) as error:

@@ -50,7 +50,7 @@ class _Growing:
 class Refusals:
     """The calls of one function that run eagerly. `mode` is "eager", or "raise" if no call may run eagerly."""
 
-    def __init__(self, function: Callable[..., Any], name: str, mode: str, once: OneWarning | None = None) -> None:
+    def __init__(self, function: Callable[..., object], name: str, mode: str, once: OneWarning | None = None) -> None:
         self.function = function
         self.name = name
         self.mode = mode
@@ -65,7 +65,7 @@ class Refusals:
     def __bool__(self) -> bool:
         return bool(self.entries)
 
-    def covers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerCalls | None:
+    def covers(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> EagerCalls | None:
         """The count of calls of the refused kind, the present call included; None if the kind was not refused."""
         entry = self.always
         if entry is None:
@@ -87,7 +87,7 @@ class Refusals:
             self.by_kind = {kind: other for kind, other in self.by_kind.items() if other is not entry}
         return is_full
 
-    def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> EagerCalls:
+    def note(self, args: tuple[object, ...], kwargs: Mapping[str, object], error: BaseException) -> EagerCalls:
         """Record that a call is refused for `error`: it and its kind run eagerly. `tell` warns."""
         entry = self.count_only(reason_of(self.function, self.name, error))
         container = getattr(error, "container", None)
@@ -117,7 +117,7 @@ class Refusals:
         entry.count += 1
         return entry
 
-    def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], fault: BaseException) -> Any:
+    def again(self, args: tuple[Any, ...], kwargs: Mapping[str, object], fault: BaseException) -> Any:
         """Make a call in eager after its graph raised `fault` and left nothing. Eager raises the program's own errors,
         with everything done by then that comes before.
         """
@@ -131,7 +131,7 @@ class Refusals:
         )
         return result
 
-    def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def kind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """The kind of a call: refused calls of equal kinds are treated alike."""
         module = self._module
         modes = torch.is_grad_enabled(), getattr(module, "training", None), torch.is_inference_mode_enabled()
@@ -151,7 +151,7 @@ class Fallbacks:
     """The eager calls of one function. `refusals` remembers the kinds, `graphs` are the function's graphs."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str, config: Config, refusals: Refusals, graphs: Graphs
+        self, function: Callable[..., object], name: str, config: Config, refusals: Refusals, graphs: Graphs
     ) -> None:
         self.function, self.name, self.config, self.refusals, self.graphs = function, name, config, refusals, graphs
         self.past = PastLimit()
@@ -173,7 +173,7 @@ class Fallbacks:
         """Note that a graph was made, so the last call filled nothing."""
         self._fills_in_a_row = 0
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException | None) -> Any:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, object], error: BaseException | None) -> Any:
         """Run a call without a graph; `error` is the reason to report, if there is one."""
         as_it_was, refusals = attempts().give_up(), self.refusals
         if error is None:
@@ -313,16 +313,16 @@ class Transformed:
     """Calls under torch.func transforms or with dual numbers, where no annex compiles them: they run eagerly."""
 
     def __init__(
-        self, function: Callable[..., Any], compile_flat: Callable[..., Any], config: Config, name: str
+        self, function: Callable[..., object], compile_flat: Callable[..., object], config: Config, name: str
     ) -> None:
         self.function, self.compile_flat, self.config, self.name = function, compile_flat, config, name
         self.refusals = Refusals(function, name, config.on_unsupported)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
         self._refuse(args, kwargs, UnsupportedError(f"`{self.name}` is called {_UNDER_TRANSFORMS}"))
         return self.function(*args, **kwargs)
 
-    def _refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: UnsupportedError) -> None:
+    def _refuse(self, args: tuple[object, ...], kwargs: Mapping[str, object], error: UnsupportedError) -> None:
         if self.config.on_unsupported == "raise":
             raise error
         self.refusals.tell(self.refusals.note(args, kwargs, error))

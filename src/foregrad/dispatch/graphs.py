@@ -59,7 +59,7 @@ class _Noticing:
     record: _Record
     graphs: weakref.ref[Graphs]
 
-    def __call__(self, args: Any, kwargs: Any) -> Any:
+    def __call__(self, args: object, kwargs: object) -> Any:
         result, graphs = self.call(args, kwargs), self.graphs()
         if result is not MISS and graphs is not None:
             self.record.served_again = True
@@ -106,7 +106,7 @@ class Graphs:
             finally:
                 self._order.release()
 
-    def add(self, specialization: Specialization, place: Any = None) -> None:
+    def add(self, specialization: Specialization, place: object = None) -> None:
         """Add the graph for the call at hand. `place`: the place of the difference that it was made for."""
         self.specializations.append(specialization)
         record, call = _Record(place), specialization.call
@@ -131,7 +131,7 @@ class Graphs:
             if noticing in self.calls:
                 self.calls = (call, *(c for c in self.calls if c is not noticing))
 
-    def in_a_row(self, place: Any) -> int:
+    def in_a_row(self, place: object) -> int:
         """The number of latest graphs that were made for differences in `place` and served a single call each."""
         count = 0
         for record in reversed(self._history):
@@ -251,7 +251,7 @@ class Specialization:
     def decides(self) -> bool:
         return bool(self.signature.stops.decisions)
 
-    def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
+    def difference(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Difference:
         """The reason why the graph is not right for a call with the arguments, made now."""
         return self.guards.first_difference(args, kwargs) or decided(self.signature.stops.decisions)
 

@@ -350,7 +350,7 @@ def _tensor_of(number: float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float64, device="cpu")
 
 
-def user_name(function: Callable[..., Any], path: str) -> str:
+def user_name(function: Callable[..., object], path: str) -> str:
     """A path (`args[0]["x"]`) with the parameter's own name for `args[0]`."""
     if not path.startswith("args["):
         return path

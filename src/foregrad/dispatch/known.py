@@ -73,7 +73,7 @@ class OutputFacts:
     raw_type: type = torch.Tensor
     base_idx: int | None = None
     dynamic_dims: frozenset[int] = frozenset()
-    view_meta_sequence: Any = None
+    view_meta_sequence: object = None
 
     @property
     def requires_grad_for_backward(self) -> bool:

@@ -66,7 +66,7 @@ class _ForwardAttribute:
     """`forward` of a compiled module. It has a setter, so that Python asks it before the instance's `__dict__`."""
 
     def __init__(self, on_class: Any) -> None:
-        def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def forward(self: torch.nn.Module, *args: object, **kwargs: object) -> Any:
             return _state(self).compiled(*args, **kwargs)
 
         self.unbound = functools.update_wrapper(forward, on_class)
@@ -74,7 +74,7 @@ class _ForwardAttribute:
     def __get__(self, instance: torch.nn.Module | None, owner: type) -> Any:
         return self.unbound if instance is None else _state(instance).forward(instance)
 
-    def __set__(self, instance: torch.nn.Module, value: Any) -> None:
+    def __set__(self, instance: torch.nn.Module, value: object) -> None:
         vars(instance)["forward"] = value
 
     def __delete__(self, instance: torch.nn.Module) -> None:
@@ -89,7 +89,7 @@ def _forward_on_class(module: torch.nn.Module) -> Any:
 
 
 def _call_through(dispatcher: Dispatcher, like: Any) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> Any:
         return dispatcher(*args, **kwargs)
 
     functools.update_wrapper(forward, like)
@@ -133,7 +133,7 @@ def _deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     return copied
 
 
-def _equal(self: torch.nn.Module, other: Any) -> bool:
+def _equal(self: torch.nn.Module, other: object) -> bool:
     module = _state(self).module
     return self is other or module is other or module_behind(other) is module
 
@@ -171,7 +171,7 @@ class _Becoming:
         self.final_class = cls.cls_to_become
         self.compiled_class = None if self.final_class is None else _class_like(self.final_class, body)
 
-    def __call__(self, compiled: Any) -> Any:
+    def __call__(self, compiled: object) -> Any:
         module = _state(compiled).module
         if self.compiled_class is not None and type(module) is not self.final_class:
             if module.has_uninitialized_params():

@@ -77,7 +77,7 @@ class Product:
 class StageCache(Protocol):
     """A cache of a pipeline's results."""
 
-    def halves(self, joint: JointGraph, about: Sequence[Any], make: Callable[[], tuple[_Halves, bool]]) -> _Halves:
+    def halves(self, joint: JointGraph, about: Sequence[object], make: Callable[[], tuple[_Halves, bool]]) -> _Halves:
         """The halves from the cache, else from `make`; it also tells whether they are to be kept."""
 
     def compiled(
@@ -161,7 +161,7 @@ class Pipeline:
         """Tell the logs and the watchers that a stage ended."""
         tell((_LOGS, *self.watchers), stage)
 
-    def split(self, joint: JointGraph, about: Sequence[Any] = ()) -> Parts:
+    def split(self, joint: JointGraph, about: Sequence[object] = ()) -> Parts:
         """The two halves; for a function without gradients the joint graph is the forward.
 
         `about`: the call and its capture's reads, for the key of a cache.
@@ -394,18 +394,18 @@ def _compiled_alone(compiler: Compiler, joint: JointGraph, module: fx.GraphModul
     return as_boxed(called_bare(compiler, module, joint, role)[0])
 
 
-def _one_at_a_time(make: F, lock: Any) -> F:
+def _one_at_a_time(make: F, lock: object) -> F:
     """`make` behind a lock: several threads that need a backward at once compile it once."""
 
     @functools.wraps(make)
-    def locked(*args: Any) -> Any:
+    def locked(*args: object) -> object:
         with held, taken(lock), paused_collection():
             return make(*args)
 
     return locked  # type: ignore[return-value]
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
+def _takes(function: Callable[..., object], name: str) -> bool:
     """Whether `function` has a parameter of the name, or takes any."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -479,7 +479,7 @@ class _Roles:
         return GraphRole("backward", tuple(range(len(self.saved))), tuple(visible), donated)
 
 
-def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] | None]) -> None:
+def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[object, ...] | None]) -> None:
     """Give the backward's placeholders the strides that the forward's compiler chose for residuals."""
     saved = partitioned.saved_nodes
     by_name = {node.name: node for node in partitioned.backward.graph.nodes if node.op == "placeholder"}

@@ -359,7 +359,7 @@ def _outputs(joint: JointGraph) -> list[Any]:
     return [output for i, output in enumerate(outputs[:count]) if i not in decided and not _is_number(output)]
 
 
-def _is_number(output: Any) -> bool:
+def _is_number(output: object) -> bool:
     return isinstance(output, fx.Node) and _gives_a_number(output)
 
 

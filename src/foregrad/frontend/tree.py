@@ -61,12 +61,12 @@ class ObjectsOpened(Protocol):
     `empty(cls)` makes an object, `fill(made, values)` fills it, `steps(cls)` are the ways to the values.
     """
 
-    def look_into(self, value: Any, /) -> tuple[Any, list[Any]] | None: ...
+    def look_into(self, value: object, /) -> tuple[Any, list[Any]] | None: ...
     def is_plain_class(self, cls: type, /) -> bool: ...
 
 
 class _NoObjects:
-    def look_into(self, _: Any) -> None:
+    def look_into(self, _: object) -> None:
         return None
 
     def is_plain_class(self, _: type) -> bool:
@@ -269,7 +269,7 @@ def open_container(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
     return None
 
 
-def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> bool:
+def is_as_opened(value: object, opened: tuple[str, Any, Any, list[Any]] | None) -> bool:
     """Whether a container equals `open_container`'s earlier answer; a registered class may make items for the
     answer.
     """
@@ -282,7 +282,7 @@ def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> 
     )
 
 
-def flatten(value: Any, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
+def flatten(value: object, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
     """The leaves of a nested container, in order, and its structure.
 
     `unwrap` gives the plain tensors of wrapper subclasses, or None for one that is a leaf; see `new_samples`.
@@ -291,7 +291,7 @@ def flatten(value: Any, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
     return leaves, _flatten(value, leaves, unwrap or new_samples())
 
 
-def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
+def _leaf(value: object, leaves: list[Any], unwrap: Unwrap) -> Tree:
     unwrapped = unwrap(value) if is_wrapper(value) else None
     if unwrapped is None:
         leaves.append(value)
@@ -301,7 +301,7 @@ def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
     return Tree("wrapper", spec.cls, spec, (LEAF,) * spec.count, spec.count)
 
 
-def _flatten(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
+def _flatten(value: object, leaves: list[Any], unwrap: Unwrap) -> Tree:
     opened = open_container(value)
     if opened is None:
         return _leaf(value, leaves, unwrap)
@@ -319,7 +319,7 @@ class Opened:
     containers: tuple[Any, ...]
 
 
-def open_objects(values: Sequence[Any], instead: Callable[[Any], Any], unwrap: Unwrap) -> Opened:
+def open_objects(values: Sequence[Any], instead: Callable[[Any], object], unwrap: Unwrap) -> Opened:
     """The leaves of nested containers and plain objects, and the structure of the list of `values`; an object met twice
     is one. `instead(value)` gives a leaf that replaces the value, or None; `unwrap`: see `flatten`.
     """
@@ -334,7 +334,7 @@ def list_of(trees: Sequence[Tree]) -> Tree:
 
 
 def open_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], array: Callable[[Any], torch.Tensor | None]
+    args: tuple[object, ...], kwargs: dict[str, Any], array: Callable[[Any], torch.Tensor | None]
 ) -> Opened:
     """Open the arguments of a call. A stepper (see `STEPPERS`) is a leaf."""
     opener = _Opener(_stepper, new_samples(), makes=False, array=array)
@@ -349,11 +349,11 @@ def open_arguments(
 _MOST_CONTAINERS = 2000  # an object that leads to more is a program's state rather than a value
 
 
-def _nothing(_: Any) -> None:
+def _nothing(_: object) -> None:
     pass
 
 
-def _stepper(value: Any) -> Any:
+def _stepper(value: object) -> object:
     return value if isinstance(value, STEPPERS) else None
 
 
@@ -365,7 +365,7 @@ class _Opener:
 
     def __init__(
         self,
-        instead: Callable[[Any], Any],
+        instead: Callable[[Any], object],
         unwrap: Unwrap,
         *,
         makes: bool,
@@ -399,7 +399,7 @@ class _Opener:
         self._begun.discard(number)
         return Tree(kind, cls, context, children, sum(child.size for child in children), number)
 
-    def _is_made(self, value: Any) -> bool:
+    def _is_made(self, value: object) -> bool:
         return self.makes and _objects().is_plain_class(type(value))
 
     def _look(self, value: Any) -> tuple[str, Any, Any, list[Any]] | None:
@@ -446,7 +446,7 @@ _OBJECTS = (collections.OrderedDict, collections.defaultdict, collections.deque)
 _BY_VALUE = ("tuple", "namedtuple", "structseq", "weakref", "method", "partial")
 
 
-def is_leaf(leaf: Any) -> bool:
+def is_leaf(leaf: object) -> bool:
     """Whether a value is a tensor or a plain value."""
     plain = isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size))
     return plain or is_number_of_numpy(leaf) or is_opaque_value(leaf)

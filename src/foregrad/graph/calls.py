@@ -45,10 +45,10 @@ class PythonCall(abc.ABC):
         """The results, in memory of their own."""
 
     @abc.abstractmethod
-    def fake(self, inputs: Tensors, sizes: Sequence[Any]) -> list[torch.Tensor]:
+    def fake(self, inputs: Tensors, sizes: Sequence[object]) -> list[torch.Tensor]:
         """Tensors like the results of `run`, with any contents."""
 
-    def given_again(self, ran: Sequence[tuple[Any, Tensors]]) -> AbstractContextManager[Any]:
+    def given_again(self, ran: Sequence[tuple[object, Tensors]]) -> AbstractContextManager[object]:
         """Context of an eager run: (shared call, results) of earlier runs, in order, stand for new runs."""
         return nullcontext()
 

@@ -257,7 +257,7 @@ class _Printer:
         text = infix(target, node.args, node.kwargs, render)
         return text or f"{self.spell(target)}({render.arguments(node.args, node.kwargs)})"
 
-    def spell(self, value: Any) -> str:
+    def spell(self, value: object) -> str:
         """An expression for a value that has no literal."""
         if isinstance(value, OpOverload):
             space, _, rest = value.name().partition("::")
@@ -287,7 +287,7 @@ class _Printer:
         """The expression of an attribute: in `self.block.0.weight` parts that aren't identifiers are read by name."""
         return self._path("self", target.split("."))
 
-    def _import_path(self, value: Any) -> str | None:
+    def _import_path(self, value: object) -> str | None:
         """`module.name`, if the value is found there."""
         short = getattr(value, "__name__", None)
         module = getattr(value, "__module__", None)
@@ -311,7 +311,7 @@ class _Printer:
                 return f"{home}.{name}"
         return None
 
-    def _pass_in(self, value: Any) -> str:
+    def _pass_in(self, value: object) -> str:
         if id(value) not in self.passed:
             hint = getattr(value, "__name__", None)
             name = self.allocate.fresh(hint if isinstance(hint, str) else type(value).__name__.lower())
@@ -361,7 +361,7 @@ def _comment(*parts: str | None) -> str:
     return f"  # {text}" if text else ""
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     try:
         return repr(value)
     except Exception:  # the user's

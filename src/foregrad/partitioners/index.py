@@ -264,7 +264,7 @@ def is_tuple(node: fx.Node) -> bool:
     return isinstance(value_of(node), (tuple, list))
 
 
-def value_bytes(value: Any) -> int:
+def value_bytes(value: object) -> int:
     """Bytes of a value's elements: of all results for several, 0 for numbers. Symbolic sizes are estimated."""
     if isinstance(value, TensorSpec):
         token = value.token
@@ -287,7 +287,7 @@ def value_bytes(value: Any) -> int:
 _BYTES: dict[object, int] = {}  # by the token of a spec: most values of a graph resemble many more
 
 
-def _hinted_numel(shape: Iterable[Any]) -> int:
+def _hinted_numel(shape: Iterable[object]) -> int:
     count = 1
     for size in shape:
         count *= size if type(size) is int else size_hint(size)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -29,7 +28,7 @@ _IN_MEMORY, _IN_A_KERNEL = 4, 5  # prices of a byte, to `fused_partition`
 
 def min_cut_rematerialization_partition(
     joint_module: fx.GraphModule,
-    _joint_inputs: Any,
+    _joint_inputs: object,
     compiler: object = "inductor",
     *,
     num_fwd_outputs: int,
@@ -55,7 +54,7 @@ def min_cut_rematerialization_partition(
 
 
 def fused_partition(
-    joint_module: fx.GraphModule, _joint_inputs: Any, *, num_fwd_outputs: int
+    joint_module: fx.GraphModule, _joint_inputs: object, *, num_fwd_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The min-cut partition for a compiler that fuses: few bytes saved, and few written only to be saved."""
     index = JointIndex(joint_module, num_fwd_outputs)

@@ -20,7 +20,7 @@ from ..graph.meta import layout_of, structure_of
 
 def decompose(
     gm: fx.GraphModule,
-    table: Mapping[Any, Callable[..., Any]],
+    table: Mapping[Any, Callable[..., object]],
     fake_mode: FakeTensorMode,
     leave: Collection[fx.Node] = (),
 ) -> int:
@@ -76,7 +76,7 @@ def _expand(
 
 
 def _traced(
-    node: fx.Node, values: list[Any], table: Mapping[Any, Callable[..., Any]], fake_mode: FakeTensorMode
+    node: fx.Node, values: list[Any], table: Mapping[Any, Callable[..., object]], fake_mode: FakeTensorMode
 ) -> fx.GraphModule:
     operands = node.all_input_nodes
 

@@ -246,13 +246,13 @@ class _Sizes:
         self.copies = copies
         self.node_by_symbol: dict[Any, fx.Node] = {}
 
-    def node(self, number: Any) -> Any:
+    def node(self, number: object) -> Any:
         for symbol in symbols_in(number):
             if symbol not in self.node_by_symbol:
                 self.node_by_symbol[symbol] = self._find(symbol)
         return write_expression(self.graph, number, self.node_by_symbol)
 
-    def _find(self, symbol: Any) -> fx.Node:
+    def _find(self, symbol: object) -> fx.Node:
         for node in self.copies.values():
             if node.op != "placeholder":
                 continue

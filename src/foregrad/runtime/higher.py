@@ -76,7 +76,7 @@ def stopping_backward(
         return None
     derivatives = _Derivatives(compiled, taken, make_node, release)
 
-    def run(ctx: Any, tangents: Sequence[Any], stops: tuple[int, ...], needed: bool) -> Any:
+    def run(ctx: object, tangents: Sequence[Any], stops: tuple[int, ...], needed: bool) -> Any:
         create_graph = torch.is_grad_enabled()
         kind = VARIABLE if create_graph else CONSTANT
         pattern = tuple(ABSENT if t is None else kind if t.requires_grad else CONSTANT for t in tangents)
@@ -94,7 +94,7 @@ class _Differentiable:
         self.taken, self.derivatives, self.name = taken, derivatives, compiled.partitioned.joint.name
         self.hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
 
-    def __call__(self, ctx: Any, *tangents: Any, kinds: tuple[TangentKind, ...] = ()) -> Any:
+    def __call__(self, ctx: object, *tangents: Any, kinds: tuple[TangentKind, ...] = ()) -> Any:
         batch = levels.batch_of(tangents)
         if batch is not None:
             return batch.each(lambda *each: self(ctx, *each, kinds=kinds))
@@ -133,7 +133,7 @@ class _Derivatives:
         self.is_tensor = [isinstance(spec_of(node), TensorSpec) for node in compiled.partitioned.saved_nodes]
         self.tensors = [i for i, tensor in enumerate(self.is_tensor) if tensor]
 
-    def run(self, ctx: Any, tangents: tuple[Any, ...], case: BackwardCase) -> Any:
+    def run(self, ctx: Any, tangents: tuple[object, ...], case: BackwardCase) -> Any:
         compiled, release = self.compiled, self.release
         ran = parts_run(ctx)
         if ran is not None:
@@ -176,13 +176,13 @@ def _saved_values(ctx: Any, is_tensor: list[bool]) -> list[Any]:
     return [next(tensors) if tensor else next(sizes) for tensor in is_tensor]
 
 
-def needs_input_grad_of(ctx: Any, taken: list[int], *, exact: bool = False) -> NeedsInputGrad:
+def needs_input_grad_of(ctx: object, taken: list[int], *, exact: bool = False) -> NeedsInputGrad:
     """The inputs with gradients that the running backward needs (or more, unless `exact`); None: all."""
     needs_input_grad = engine.wanted_gradients(ctx, exact=exact)
     return None if needs_input_grad is None else frozenset(compress(taken, needs_input_grad))
 
 
-def _refuse(ctx: Any, *tangents: Any) -> Any:
+def _refuse(ctx: object, *tangents: object) -> object:
     raise UnsupportedError(
         "a compiled function was differentiated twice (create_graph=True), or its backward is compiled again for a "
         "part or for gradients with different metadata, but its trace was not kept: foregrad.config.higher_order is "
@@ -390,7 +390,7 @@ _MOST_KINDS = 16
 
 
 def of_other_kinds(
-    backward: Callable[..., Any], derivative: Callable[..., Any] | None, compiled: Compiled
+    backward: Callable[..., object], derivative: Callable[..., Any] | None, compiled: Compiled
 ) -> Callable[..., Any]:
     """`backward(node, *tangents)`; if some tangents are of other kinds, `derivative(node, *tangents, kinds=)`, or an
     error without one.
@@ -403,7 +403,7 @@ def of_other_kinds(
     if errors or compiled.make_derived is None:
         derivative = None
 
-    def run(node: Any, *tangents: Any) -> Any:
+    def run(node: object, *tangents: Any) -> Any:
         for tangent in tangents:
             if type(tangent) is not torch.Tensor:
                 break
@@ -429,7 +429,7 @@ def of_other_kinds(
     return run
 
 
-def _as_plain(tangent: Any) -> torch.Tensor | None:
+def _as_plain(tangent: object) -> torch.Tensor | None:
     """The plain tensor that a wrapper's class converts it to; a pending collective is waited for."""
     plain = opener().converted(tangent, None, torch.Tensor)
     return plain if type(plain) is torch.Tensor else None
@@ -460,7 +460,7 @@ def _layout(part: torch.Tensor, sizes: tuple[int, ...]) -> Any:
     return own, part.dtype, part.device
 
 
-def _is_of(spec: Any, tangent: Any, *, varies: bool) -> bool:
+def _is_of(spec: Any, tangent: object, *, varies: bool) -> bool:
     if spec is None or not is_wrapper(tangent):
         return spec is None and not is_wrapper(tangent)
     return type(tangent) is spec.cls and spec.has_structure_of(tangent, of_any_size=varies)

@@ -167,7 +167,7 @@ class _NodeRenderer:
         if not has_parts and not runs_once:
             return self._of_all_kinds(backward.__globals__, backward)
 
-        def run(ctx: Any, *tangents: Any) -> Any:
+        def run(ctx: Any, *tangents: object) -> Any:
             if has_parts and not torch.is_grad_enabled() and parts_run(ctx) is not None:
                 return partial(ctx, tangents)
             if runs_once and not has_parts:
@@ -176,7 +176,7 @@ class _NodeRenderer:
 
         return self._of_all_kinds(backward.__globals__, run)
 
-    def _of_all_kinds(self, state: dict[str, Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    def _of_all_kinds(self, state: dict[str, Any], run: Callable[..., object]) -> Callable[..., Any]:
         return of_other_kinds(run, state.get("differentiable_backward"), self.compiled)
 
     def _native(self) -> NodeSource:
@@ -188,7 +188,7 @@ class _NodeRenderer:
         node_of: list[Any] = []  # a weak reference
         rendered = weakref.ref(other)
 
-        def keep(graph: Callable[..., Any]) -> None:
+        def keep(graph: Callable[..., object]) -> None:
             _keep(rendered, graph)
             node = node_of[0]()
             if node is not None:
@@ -434,23 +434,23 @@ def _layout(spec: TensorSpec) -> tuple[bool, tuple[int, ...]]:
     return True, tuple(spec.stride)
 
 
-def _held_by_calls(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+def _held_by_calls(forward: Callable[..., object], backward: Callable[..., object]) -> Callable[..., Any]:
     """The forward of a node; it gives each call its backward. The class holds neither, since only the collector frees a
     class.
     """
 
-    def forward_of_call(ctx: Any, *inputs: Any) -> Any:
+    def forward_of_call(ctx: Any, *inputs: object) -> object:
         ctx.rendered = backward
         return forward(ctx, *inputs)
 
     return forward_of_call
 
 
-def _rendered(ctx: Any, *tangents: Any) -> Any:
+def _rendered(ctx: Any, *tangents: Any) -> object:
     return ctx.rendered(ctx, *tangents)
 
 
-def _keep(rendered: weakref.ref[Any], graph: Callable[..., Any]) -> None:
+def _keep(rendered: weakref.ref[Any], graph: Callable[..., object]) -> None:
     function = rendered()
     if function is not None:
         function.__globals__["backward_graph"] = graph
@@ -467,13 +467,13 @@ def _compile_on_first_use(
     return backward_graph
 
 
-def _nothing(ctx: Any, count: int) -> tuple[None, ...]:
+def _nothing(ctx: object, count: int) -> tuple[None, ...]:
     spare_leaves(ctx, [None] * count)
     return (None,) * (count + 1)
 
 
 def _partial(
-    compiled: Compiled, taken: list[int], release: Release, differentiable: Callable[..., Any]
+    compiled: Compiled, taken: list[int], release: Release, differentiable: Callable[..., object]
 ) -> Callable[[Any, tuple[Any, ...]], Any]:
     """The backward if some tangents are missing, or some gradients are not needed: a graph of its own for each pattern.
     Autograd makes the graph where only autograd can tell the present gradients and effects.
@@ -487,7 +487,7 @@ def _partial(
     num_sizes = len(compiled.partitioned.saved_sizes)
     as_they_come = opaque_values().as_they_come(compiled.partitioned.backward)
 
-    def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> Any:
+    def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> object:
         if is_unclear or acts():
             return differentiable(ctx, *tangents)
         mask = tuple(t is not None for t in tangents)

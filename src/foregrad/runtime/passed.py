@@ -53,7 +53,7 @@ def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) 
     def refuse(how: str) -> None:
         raise UnsupportedError(said_of(signature, name, what, after, how))
 
-    def check(output: weakref.ref[torch.Tensor], node: weakref.ref[Any], gradient: Any) -> None:
+    def check(output: weakref.ref[torch.Tensor], node: weakref.ref[Any], gradient: object) -> None:
         tensor, made_by = output(), node()
         if tensor is None or made_by is None:
             return
@@ -87,7 +87,7 @@ def unwatched(tensor: torch.Tensor, message: str) -> None:
     def refuse() -> None:
         raise UnsupportedError(message)
 
-    def check(output: weakref.ref[torch.Tensor], _gradient: Any) -> None:
+    def check(output: weakref.ref[torch.Tensor], _gradient: object) -> None:
         result = output()
         if result is not None and (result.retains_grad or asked_by(result)):
             refuse()
@@ -105,7 +105,7 @@ class _Join(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
+    def backward(ctx: Any, gradient: object) -> Any:
         return gradient, *[None] * ctx.num_tensors
 
 
@@ -156,7 +156,7 @@ def marked(
         if position not in later
     ]
 
-    def apply_marked(*arguments: Any) -> Any:
+    def apply_marked(*arguments: Any) -> object:
         returned = apply(*arguments)
         outputs = (returned,) if isinstance(returned, torch.Tensor) else returned
         node: Any = outputs[0].grad_fn
@@ -170,7 +170,7 @@ def marked(
     return apply_marked
 
 
-def check_marked(ctx: Any, tangents: tuple[Any, ...]) -> None:
+def check_marked(ctx: Any, tangents: tuple[object, ...]) -> None:
     """Raise if an inside gradient flows through a marked output that retains its gradient or is among `inputs=`."""
     for reference, after, refuse in ctx.passed:
         output = reference()
@@ -238,7 +238,12 @@ class Interior:
         self.hooked_inside = {differentiable.index(output): at for at, output in outputs if output in differentiable}
 
     def before(
-        self, node: Any, watched: Collection[int], hooked: Collection[int], tangents: tuple[Any, ...], needed: bool
+        self,
+        node: object,
+        watched: Collection[int],
+        hooked: Collection[int],
+        tangents: tuple[object, ...],
+        needed: bool,
     ) -> tuple[Sequence[Any], _Rest | None] | None:
         """(the whole tangents, the second step); None if no gradient arrives inside.
 
@@ -257,7 +262,7 @@ class Interior:
         past: list[Any] = []
         done: set[int] = set()
 
-        def run(cotangents: Sequence[Any], at: tuple[int, ...]) -> None:
+        def run(cotangents: Sequence[object], at: tuple[int, ...]) -> None:
             inner, rest = stopping(node, cotangents, at, needed)
             for position, gradient in zip(at, inner, strict=True):
                 totals[position] = _sum(totals[position], gradient)
@@ -300,7 +305,7 @@ def finishing(
 ) -> Callable[..., Any]:
     """`backward(node, *tangents)` for a node that may have run its first step: see `Interior.before`."""
 
-    def run(node: Any, *tangents: Any) -> Any:
+    def run(node: Any, *tangents: object) -> Any:
         rest = node.take_rest()
         if rest is None:
             return backward(node, *tangents)

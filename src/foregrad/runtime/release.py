@@ -33,7 +33,7 @@ _TWICE = (
 )
 
 
-def parts_run(ctx: Any) -> int | None:
+def parts_run(ctx: object) -> int | None:
     """The parts of the node's backward that ran and must not run again; None: no part, -1: all parts."""
     parts: int | None = getattr(ctx, "parts", None)
     return -1 if parts is None and was_freed(ctx) else parts
@@ -48,7 +48,7 @@ class Release:
         self.histories = histories
         self._known: dict[Any, int] = {}
 
-    def check(self, ctx: Any, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> None:
+    def check(self, ctx: object, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> None:
         """Raise `RuntimeError` if one of eager's nodes would run a second time."""
         if self.bits(mask, needs_input_grad) & (parts_run(ctx) or 0) & self.of_eager:
             raise RuntimeError(_TWICE)
@@ -231,7 +231,7 @@ class _Output(torch.autograd.Function):
     """An output of a node, without an edge: by an edge the node would keep itself alive."""
 
     @staticmethod
-    def forward(ctx: Any, node: Any, position: int, held: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, node: object, position: int, held: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
         ctx.node, ctx.position = node, position
         ctx.set_materialize_grads(False)
         return held.pop().detach()
@@ -247,7 +247,7 @@ class _Output(torch.autograd.Function):
         return None, None, None, *gradients
 
 
-def as_output(node: Any, value: torch.Tensor, position: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+def as_output(node: object, value: torch.Tensor, position: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """The value with the history of the node's output at `position`; `inputs` have the histories of the node's."""
     output: torch.Tensor = _Output.apply(node, position, [value], *inputs)
     for hook in getattr(node, "hooks_of", {}).get(position, {}).values():

@@ -145,7 +145,7 @@ class RunLines(LineWriter):
     def result(self, number: int) -> str:
         return self.values[number]
 
-    def built(self, value: Any) -> str:
+    def built(self, value: object) -> str:
         leaves, tree = flatten(value)
         return pack_expression(tree, [self.bind("value", leaf) for leaf in leaves], self.bind)
 

@@ -37,7 +37,7 @@ class _StagedCall:
         """Watch `node`, the node of the call."""
         node.register_prehook(self._enter)
 
-    def _enter(self, _: Any) -> None:
+    def _enter(self, _: object) -> None:
         self.run = None
         _entered.call = self
 
@@ -56,14 +56,14 @@ class _Later(torch.autograd.Function):
         return tuple(tensor.detach() for tensor in inputs)
 
     @staticmethod
-    def backward(ctx: Any, *arriving: Any) -> Any:
+    def backward(ctx: Any, *arriving: object) -> Any:
         own = ctx.call.gradients(ctx.stage)
         if own is None:
             return None, None, *arriving
         return None, None, *map(_together, own, arriving)
 
 
-def _together(own: Any, other: Any) -> Any:
+def _together(own: Any, other: object) -> object:
     """The sum of an input's gradient and its derivative's gradient."""
     return own if other is None or hasattr(other, _NOTHING) else own + other
 

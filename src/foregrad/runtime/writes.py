@@ -51,7 +51,7 @@ class _History(torch.autograd.Function):
         return tuple(tensor.data for tensor in tensors)  # without their view relations
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: object) -> Any:
         if ctx.error is not None:
             raise type(ctx.error)(*ctx.error.args)
         return None, None, None
@@ -127,7 +127,7 @@ def update_line(writer: LineWriter, target: str, value: str, spec: TensorSpec, *
     return f"{hidden}.copy_({value})"
 
 
-def graph_arguments(names: Sequence[str], forward: Any, updates: Iterable[Write]) -> str:
+def graph_arguments(names: Sequence[str], forward: object, updates: Iterable[Write]) -> str:
     """A graph's arguments, without gradients, as a list. It writes to an input whose version stays through `data`."""
     done = {number for number, _ in getattr(forward, "updated", ())}
     hidden = done & {update.input for update in updates if not update.counted}

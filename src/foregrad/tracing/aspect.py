@@ -48,7 +48,7 @@ class Settled:
     interior: Callable[[int], str]
     may_stop: bool = False
 
-    def input(self, tensor: Any) -> int | None:
+    def input(self, tensor: object) -> int | None:
         """The number of the input that a tensor of the run stands for; None for any other tensor."""
         return self.number.get(self.records[tensor]) if tensor in self.records else None
 
@@ -90,7 +90,7 @@ class Aspect:
         """A tape begins. `host` may be half made: ask it nothing yet."""
 
     @staticmethod
-    def install(bind: Bind, current: Callable[[], Any]) -> Callable[[], None] | None:
+    def install(bind: Bind, current: Callable[[], object]) -> Callable[[], None] | None:
         """Replace names of PyTorch while any thread captures. `current()`: the aspect of the thread's capture, None
         where no capture runs. Returns a function for the end, where more than names is to be restored.
         """
@@ -126,7 +126,7 @@ class Aspect:
     def ahead(self, entry: Entry) -> None:
         """The function asks for the value of an entry with an effect that no call has run yet."""
 
-    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
+    def returned(self, results: Sequence[object], paths: Sequence[str]) -> None:
         """The leaves of the function's results and writes are known."""
 
     def before_graph(self, outputs: Sequence[Entry | None]) -> None:

@@ -104,7 +104,7 @@ class Assembly(CaptureParts):
         analysis: Analysis,
         described: Differentiated,
         stops: StopInfo,
-        out_tree: Any,
+        out_tree: object,
         results: list[Any],
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs, reached = self.inputs, described.reached
@@ -307,7 +307,7 @@ class Assembly(CaptureParts):
         return frozenset(entry.name for entry in entries if entry.name is not None)
 
 
-def _reference(record: InputRecord) -> Callable[[], Any]:
+def _reference(record: InputRecord) -> Callable[[], object]:
     """A function that gives an input's tensor while the tensor lives, and does not keep it alive. For modules' tensors
     it is no weak reference: `torch.utils.swap_tensors` refuses tensors with weak references. An argument differs in
     each call.

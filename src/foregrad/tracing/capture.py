@@ -102,7 +102,7 @@ class CaptureRun(Assembly):
             self.reads.release()
         return captured
 
-    def _run(self, given: Any) -> Captured | None:
+    def _run(self, given: object) -> Captured | None:
         self.code.check(self.state.before)
         with (
             patched(self),
@@ -167,7 +167,7 @@ class CaptureRun(Assembly):
                 self.observed.raise_failed()
         return None if self.state.needs_another_run() else (result,)
 
-    def _checked(self, given: Any, result: Any) -> tuple[list[Any], list[str], Tree] | None:
+    def _checked(self, given: Any, result: object) -> tuple[list[Any], list[str], Tree] | None:
         """The leaves of the function's result and of its writes to Python's state, and their paths."""
         recorder, inputs, call = self.recorder, self.inputs, self.call
         with recorder:
@@ -328,7 +328,7 @@ def _take_apart(run: CaptureRun) -> None:
 # What a function did besides computing, that a compiled call would not repeat: found after its run, and refused.
 
 
-def _check_run(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any], unwrap: Unwrap) -> None:
+def _check_run(name: str, call: FlatCall, arguments: tuple[object, object], leaves: list[Any], unwrap: Unwrap) -> None:
     """A run left the containers among its arguments as they were, where no write to them is an effect of the call."""
     if call.objects:
         return
@@ -357,7 +357,7 @@ def _check_gradients(name: str, records: list[InputRecord], where: str) -> None:
                 raise _written_gradient(name, record.slot, where, goes_on=not record.real.is_leaf)
 
 
-def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
+def _written_gradient(name: str, slot: object, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
     if goes_on:
         return UnsupportedSideEffectError(
             f"`backward()` in `{name}`{' at ' + where if where else ''} reaches the graph of {slot} before "
@@ -369,7 +369,7 @@ def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False
     )
 
 
-def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[Any]) -> None:
+def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[object]) -> None:
     """No written tensor is over the memory of an array that the function reaches by itself: the array's reads happen
     before the graph runs.
     """

@@ -41,7 +41,7 @@ class Writes:
 
     # ---------------------------------------------------------------- elements
 
-    def elements(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+    def elements(self, info: OpInfo, args: Any, kwargs: object) -> Any:
         """An operator that writes to the elements of some arguments, in place or through `out=`."""
         rec, func = self.recorder, info.op
         given = by_position(info, args, kwargs)
@@ -89,7 +89,7 @@ class Writes:
         """`tensor` takes the value of `new`: `copy_` below autograd, without a version count."""
         self._write(tensor, self._copied(tensor, new))
 
-    def _functional(self, info: OpInfo, args: Any, kwargs: Any, before: list[Any], out: Any) -> list[Entry]:
+    def _functional(self, info: OpInfo, args: object, kwargs: object, before: list[Any], out: object) -> list[Entry]:
         """Record the functional form; bind its other results; return the entries for the written tensors."""
         rec, functional = self.recorder, info.functional
         assert functional is not None
@@ -121,7 +121,7 @@ class Writes:
         return flat_entries(results[len(own) :])
 
     def _on_copies(
-        self, info: OpInfo, given: dict[int, Any], before: list[Any], writes: tuple[int, ...], out: Any
+        self, info: OpInfo, given: dict[int, Any], before: list[Any], writes: tuple[int, ...], out: object
     ) -> list[Entry]:
         rec = self.recorder
         call = CallOnCopies(info.op, writes)
@@ -140,7 +140,7 @@ class Writes:
         return flat_entries([split(rec, p) for p in parts[len(returned) :]])
 
     def _in_memory(
-        self, info: OpInfo, before: list[Any], values: dict[At, Value], targets: list[torch.Tensor], out: Any
+        self, info: OpInfo, before: list[Any], values: dict[At, Value], targets: list[torch.Tensor], out: object
     ) -> None:
         """Run the operator itself on copies of the memories that it writes to."""
         rec = self.recorder
@@ -254,7 +254,7 @@ class Writes:
         """Batch norm updates its running statistics when it has them and is training."""
         return args[5] is True and all(args[i] is not None for i in info.hidden_writes)
 
-    def hidden(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+    def hidden(self, info: OpInfo, args: object, kwargs: object) -> Any:
         """Operators with a schema that keeps quiet about a write."""
         rec = self.recorder
         given = by_position(info, args, kwargs)
@@ -304,13 +304,13 @@ def by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
     return given
 
 
-def as_tuple(out: Any) -> tuple[Any, ...]:
+def as_tuple(out: object) -> tuple[Any, ...]:
     if out is None:
         return ()
     return tuple(out) if isinstance(out, (list, tuple)) else (out,)
 
 
-def as_entries(rec: Recording, entry: Entry, result: Any) -> list[Any]:
+def as_entries(rec: Recording, entry: Entry, result: object) -> list[Any]:
     if isinstance(result, torch.Tensor):
         return [entry]
     parts: list[Any] = split(rec, entry)
@@ -433,7 +433,7 @@ def _bytes_of(spec: TensorSpec, memory: torch.Tensor, start: int) -> torch.Tenso
     return memory.as_strided((*spec.shape, itemsize), (*(s * itemsize for s in spec.stride), 1), start)
 
 
-def draws_in_memory_order(func: Any, targets: list[torch.Tensor]) -> bool:
+def draws_in_memory_order(func: object, targets: list[torch.Tensor]) -> bool:
     """Whether the functional form would give other numbers: its result is contiguous, this tensor is not."""
     return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
 

@@ -184,7 +184,7 @@ class Inputs:
         self.as_they_are.update(found)
         return not self.reads.given.issuperset(map(id, found))
 
-    def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
+    def arguments(self, array_of: Callable[[Any], object], leaves: list[Any], made: dict[int, Any]) -> Arguments:
         """The containers that the function is called with, made of the `leaves`; `made` gets them by number."""
         with self.recorder:
             return self.call.arguments(leaves, functools.partial(self.wrappers.of_argument, array_of), made)
@@ -431,7 +431,7 @@ class HistoryChanges(Aspect):
         self._check_mark(tensor)
         return False
 
-    def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
+    def on_detach(self, tensor: torch.Tensor, run: Callable[[], object]) -> None:
         """`detach_` is called; `run` does it."""
         if is_wrapper(tensor):
             if tensor.requires_grad:
@@ -465,7 +465,7 @@ class HistoryChanges(Aspect):
             if base_of(other.real) is record.real:
                 raise changed_with_gradients(str(other.slot), user_line(self.recorder.origins.here()))
 
-    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
+    def returned(self, results: Sequence[object], paths: Sequence[str]) -> None:
         """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written
         themselves: autograd then bars most of their uses. And where an operator on lists wrote to a view twice: its
         history then differs from its base's.

@@ -162,7 +162,7 @@ class BackwardWrites:
         targets = [given.get(info.argument_names[i]) for i in (*info.writes, *info.hidden_writes)]
         self.note_targets(tensors_in(targets), (args, kwargs), is_metadata=info.is_metadata_write)
 
-    def note_targets(self, targets: Sequence[torch.Tensor], arguments: Any, *, is_metadata: bool = False) -> None:
+    def note_targets(self, targets: Sequence[torch.Tensor], arguments: object, *, is_metadata: bool = False) -> None:
         """A write to the `targets`, by an operator with the `arguments`."""
         rec = self.recorder
         for tensor in targets:

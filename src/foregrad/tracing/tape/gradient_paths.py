@@ -36,7 +36,7 @@ def cut_at(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
             handle.remove()
 
 
-def _without(position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+def _without(position: int, gradients: tuple[object, ...]) -> tuple[object, ...]:
     return tuple(None if i == position else gradient for i, gradient in enumerate(gradients))
 
 

@@ -94,7 +94,7 @@ class CallOnCopies:
         self.__qualname__ = self.__name__
         self.__module__ = __name__
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
+    def __call__(self, *args: object) -> tuple[Any, ...]:
         names = [a.name for a in self.op._schema.arguments]
         kwonly = [a.kwarg_only for a in self.op._schema.arguments]
         call = [mapped(a, torch.Tensor, _copy) if i in self.writes else a for i, a in enumerate(args)]

@@ -61,7 +61,7 @@ class Origins:
         self.root = root
         self.modules: list[tuple[str, str]] = []
         self._marked_calls, self._calls = 0, [0]  # their count; of each call that runs, the innermost
-        self._last: tuple[Any, int, Origin] | None = None
+        self._last: tuple[object, int, Origin] | None = None
 
     def here(self) -> Origin:
         frame: Any = sys._getframe(1)
@@ -134,7 +134,7 @@ def _is_users(code: CodeType) -> bool:
     return not (code.co_filename.startswith(_LIBRARIES) or is_house_code(code))
 
 
-def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]]) -> None:
+def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, object]]]) -> None:
     """Note that `code` was made of the user's: by line, the original stack (as in a traceback), and the facts about the
     line's node.
     """

@@ -72,7 +72,7 @@ def map_entries(value: Any, fn: Callable[[Entry], Any]) -> Any:
     return value
 
 
-def entries_in(value: Any) -> Iterator[Entry]:
+def entries_in(value: object) -> Iterator[Entry]:
     """Every entry in `value`, in order."""
     if isinstance(value, Entry):
         yield value
@@ -106,12 +106,12 @@ class Tape:
         found = {key for key, target in {id(e.target): e.target for e in self.entries}.items() if holds(target)}
         return [entry for entry in self.entries if id(entry.target) in found] if found else []
 
-    def live(self, outputs: Iterable[Any]) -> list[Entry]:
+    def live(self, outputs: Iterable[object]) -> list[Entry]:
         """The entries that `outputs` or an effect (a random number drawn, a collective) need, in order."""
         needed = self.needed([*outputs, *(entry for entry in self.entries if entry.has_effect)])
         return [entry for entry in self.entries if entry in needed]
 
-    def needed(self, outputs: Iterable[Any]) -> set[Entry]:
+    def needed(self, outputs: Iterable[object]) -> set[Entry]:
         """The entries that `outputs` need."""
         needed: set[Entry] = set()
         stack: list[Any] = list(outputs)
@@ -217,7 +217,7 @@ class Numbering:
         self._orders[number] = found
         return number
 
-    def _permuted(self, target: Any, args: Sequence[Any], numbers: Any) -> tuple[int, tuple[int, ...]] | None:
+    def _permuted(self, target: object, args: Sequence[Any], numbers: Any) -> tuple[int, tuple[int, ...]] | None:
         """For a transpose: the number of the value, itself none, that it is one of, and the order of dimensions."""
         if target not in _PERMUTES:
             return None
@@ -233,7 +233,7 @@ class Numbering:
     def of(self, entry: Entry) -> int:
         return self._by_entry[entry]
 
-    def key(self, args: Any) -> Any:
+    def key(self, args: object) -> Any:
         """A hashable key, equal for arguments of equal values."""
         return _key(args, self._by_entry)
 
@@ -297,12 +297,12 @@ def _entry_key(entry: Entry, numbers: Mapping[Entry, int]) -> Any:
     return entry.target, _key(entry.args, numbers), _key(entry.kwargs, numbers)
 
 
-def _key(arguments: Any, numbers: Any) -> Any:
+def _key(arguments: object, numbers: Any) -> Any:
     """Something hashable, equal for equal arguments; entries and nodes become their numbers."""
     return frozen(arguments, (Entry, fx.Node, *SYMBOLIC), functools.partial(_named, numbers))
 
 
-def _named(numbers: Any, value: Any) -> Any:
+def _named(numbers: Any, value: object) -> Any:
     if isinstance(value, fx.Node):
         # A size that an operator found is on the tape too; what is computed with it names the size.
         size = dict.get(value.meta, "val") if dict.get(value.meta, "spec") is None else None
@@ -313,7 +313,7 @@ def _named(numbers: Any, value: Any) -> Any:
     return _size(value) if is_symbolic(value) else ("#", numbers[value])
 
 
-def _size(number: Any) -> Any:
+def _size(number: object) -> Any:
     expression = number.node.expr if isinstance(number, torch.SymInt) else symbol_made(number)
     # A size that was found to be one number: the graph has that.
     return (int, int(expression)) if expression.is_Integer else ("size", expression)

@@ -145,7 +145,7 @@ class Prefix:
             fork = self.forks[generator] = generator.clone_state()
         return fork
 
-    def _known(self, entry: Entry) -> Any:
+    def _known(self, entry: Entry) -> object:
         return self.values[entry]
 
 
