@@ -129,7 +129,7 @@ def untyped() -> dict[str, tuple[int, int]]:
                 with contextlib.suppress(SyntaxError):
                     nodes += ast.walk(ast.parse(node.value, mode="eval"))
         count = sum(
-            (isinstance(node, ast.Name) and node.id in names)
+            (isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load))
             or (isinstance(node, ast.Attribute) and node.attr == "Any")
             for node in nodes
         )

@@ -29,7 +29,7 @@ from ..interrupts import held
 from ..locks import Turn
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, OneWarning, Recompile, Recompiles, is_float_text, reason_of, split_reason
-from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
+from .fallbacks import Fallbacks, Refusals, Transformed
 from .graphs import Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
@@ -121,11 +121,13 @@ class Dispatcher:
         self.pipeline = pipeline
         self.config = dataclasses.replace(config, on_unsupported=on_unsupported or config.on_unsupported)
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        self.graphs = Graphs(gives_up=not config.error_on_recompile_limit)
+        self.graphs = Graphs(math.inf if config.error_on_recompile_limit else config.vain_limit)
         self.compilations: list[Recompile] = []
         self._levels, self._outer = outer is None, outer or Outer()
         self._turn = self._outer.turn  # held to make graphs, never while one or the function runs
-        self.refusals = Refusals(function, self.name, self.config.on_unsupported, self._outer.once)
+        self.refusals = Refusals(
+            function, self.name, self.config.on_unsupported, self._outer.once, config.refusal_limit
+        )
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
         self._named = Form(_takes_all)
         self._by_sizes = Form(sizes_of)
@@ -406,7 +408,7 @@ class Dispatcher:
             reasons = self._why(args, kwargs)
         difference = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
         place = None if difference is None else (difference.name, self.refusals.kind(args, kwargs))
-        if difference is not None and self.graphs.in_a_row(place) >= MOST_IN_A_ROW - 1:
+        if difference is not None and self.graphs.in_a_row(place) >= self.config.single_use_limit - 1:
             return self.fallbacks.never_again(difference)
         self._tell(reasons)
         return self._try_to_specialize(args, kwargs, place)

@@ -36,7 +36,7 @@ from .pipeline import is_of_capture
 
 _log = logging.getLogger("foregrad.eager")
 
-_MOST_KINDS = 8
+_FEW = 8  # items, up to which a list's kind is told by theirs
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
 _CHOOSING = (bool, str, type(None))
 
@@ -48,12 +48,19 @@ class _Growing:
 
 
 class Refusals:
-    """The calls of one function that run eagerly. `mode` is "eager", or "raise" if no call may run eagerly."""
+    """The calls of one function that run eagerly. `mode` is "eager", or "raise" if no call may run eagerly.
+    `limit`: the number of kinds of calls that are told apart.
+    """
 
-    def __init__(self, function: Callable[..., object], name: str, mode: str, once: OneWarning | None = None) -> None:
-        self.function = function
-        self.name = name
-        self.mode = mode
+    def __init__(
+        self,
+        function: Callable[..., object],
+        name: str,
+        mode: str,
+        once: OneWarning | None = None,
+        limit: int = Config.refusal_limit,
+    ) -> None:
+        self.function, self.name, self.mode, self.limit = function, name, mode, limit
         self.by_kind: dict[Any, EagerCalls] = {}
         self.always: EagerCalls | None = None  # counts every call that fits no graph, once no kind is tried
         self.entries: list[EagerCalls] = []
@@ -95,7 +102,7 @@ class Refusals:
             self._tries += 1
             self._growing[entry] = _Growing(container, len(container))
         self.by_kind[self.kind(args, kwargs)] = entry
-        if len(self.by_kind) > _MOST_KINDS:
+        if len(self.by_kind) > self.limit:
             self.always = entry
         return entry
 
@@ -144,7 +151,7 @@ def _kind_of(value: Any) -> Any:
     cls = type(value)
     if cls in _CHOOSING:
         return cls, value
-    return (cls, tuple(map(_kind_of, value))) if cls in (tuple, list) and len(value) <= _MOST_KINDS else cls
+    return (cls, tuple(map(_kind_of, value))) if cls in (tuple, list) and len(value) <= _FEW else cls
 
 
 class Fallbacks:
@@ -166,7 +173,7 @@ class Fallbacks:
     @property
     def fills_too_often(self) -> bool:
         """Whether no further graph is tried, since each call changes some state."""
-        is_over = self._fills > self.config.recompile_limit or self._fills_in_a_row > MOST_IN_A_ROW
+        is_over = self._fills > self.config.recompile_limit or self._fills_in_a_row > self.config.single_use_limit
         return is_over and not self.config.error_on_recompile_limit
 
     def note_graph(self) -> None:
@@ -251,9 +258,9 @@ class Fallbacks:
     def never_again(self, difference: Difference) -> UnsupportedError:
         """The error for a call that gets no graph, since the graphs before it served one call each."""
         error = UnsupportedError(
-            f"`{self.name}` was compiled {MOST_IN_A_ROW} times in a row for one call each, because {difference.name} "
-            f"differs in each call ({difference.before}, then {difference.now}). Keep it equal from call to call, "
-            "compute with a number as a number (no text or index), or pass a tensor."
+            f"`{self.name}` was compiled {self.config.single_use_limit} times in a row for one call each, because "
+            f"{difference.name} differs in each call ({difference.before}, then {difference.now}). Keep it equal from "
+            "call to call, compute with a number as a number (no text or index), or pass a tensor."
         )
         if self.config.error_on_recompile_limit:
             raise error
@@ -299,7 +306,6 @@ class PastLimit:
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024  # calls
 
-MOST_IN_A_ROW = 8  # captures for a value that differs in each call
 _MOST_FILLS = 2  # calls in a row that fill a cache; a later change is one of state
 _REMEDY = "Raise foregrad.config.recompile_limit, or pass values that change from call to call as tensors."
 _REMEDY_OF_SHARED = (
@@ -316,7 +322,7 @@ class Transformed:
         self, function: Callable[..., object], compile_flat: Callable[..., object], config: Config, name: str
     ) -> None:
         self.function, self.compile_flat, self.config, self.name = function, compile_flat, config, name
-        self.refusals = Refusals(function, name, config.on_unsupported)
+        self.refusals = Refusals(function, name, config.on_unsupported, limit=config.refusal_limit)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
         self._refuse(args, kwargs, UnsupportedError(f"`{self.name}` is called {_UNDER_TRANSFORMS}"))

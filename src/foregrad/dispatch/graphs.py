@@ -68,9 +68,11 @@ class _Noticing:
 
 
 class Graphs:
-    """The `specializations`, the oldest first, and `calls`, their functions, the one used last first."""
+    """The `specializations`, the oldest first, and `calls`, their functions, the one used last first. `vain_limit`: how
+    many graphs may run in vain.
+    """
 
-    def __init__(self, *, gives_up: bool = True) -> None:
+    def __init__(self, vain_limit: float = Config.vain_limit) -> None:
         self.specializations: list[Specialization] = []
         self.calls: tuple[Call, ...] = ()
         self._order = make_lock()  # held to set `calls`, never while anything runs
@@ -78,7 +80,7 @@ class Graphs:
         self._noticing: ById[Call, Call] = ById()  # by a graph's function: its `_Noticing`
         # Graphs that ran in vain since the last was made, less one for each call with a graph; infinite: too many.
         self.vain: float = 0
-        self._most_in_vain = _MOST_IN_VAIN if gives_up else math.inf
+        self._vain_limit = vain_limit
 
     def teller(self) -> Callable[[], object]:
         """A function for graphs that have run in vain, which gives their result and does not keep this object alive.
@@ -89,7 +91,7 @@ class Graphs:
         def diverged() -> object:
             if (graphs := owner()) is not None:
                 graphs.vain += 1
-                if graphs.vain > graphs._most_in_vain:
+                if graphs.vain > graphs._vain_limit:
                     graphs.vain = math.inf
                     graphs.try_undecided()
             return MISS
@@ -171,10 +173,6 @@ class Graphs:
             self.calls = tuple(s.call for s in self.specializations if not s.decides)
 
 
-_MOST_IN_VAIN = 32
-_MOST_DIVERGED = 8  # fresh graphs
-
-
 class Paths:
     """The paths of a function that branches on values, and the limit on their number."""
 
@@ -186,7 +184,7 @@ class Paths:
 
     def at_limit(self, specializations: Sequence[Specialization]) -> bool:
         """Whether no graph is to be made for a further path."""
-        if self.diverged >= _MOST_DIVERGED:
+        if self.diverged >= self.config.single_use_limit:
             return True
         return _says_values(specializations) or len(_ways(specializations)) >= self.config.path_limit
 

@@ -272,6 +272,7 @@ class Pipeline:
             make_derived=None if resumable is None else make_derived,
             native=config is not None and config.native,
             hooked=resumable is not None and resumable.session.has_hooks,
+            path_limit=Config.path_limit if config is None else config.path_limit,
         )
 
     def _compile_late(

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 Node = Callable[[Compiled, list[int]], Any]
 
-_MOST_PATHS = 16  # of one derivative, for different outcomes of its decisions
-
 
 def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
     """The inputs with a history in no saved tensor. Parameters too: `functional_call` replaces them."""
@@ -144,7 +142,7 @@ class _Derivatives:
             result = call(ctx, tangents)
             if type(result) is not Diverged:
                 return result
-        if len(calls) >= _MOST_PATHS:
+        if len(calls) >= compiled.path_limit:
             raise UnsupportedError(
                 f"a derivative of `{compiled.partitioned.joint.name}` branches on values, and already has {len(calls)} "
                 f"graphs for other outcomes of its branches. {result.where}"
@@ -386,8 +384,6 @@ def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
 # Such a tangent is a wrapper subclass for a plain result; or, for a result that is a wrapper subclass, a plain tensor
 # or a wrapper of another class, of other metadata, or of other plain tensors.
 
-_MOST_KINDS = 16
-
 
 def of_other_kinds(
     backward: Callable[..., object], derivative: Callable[..., Any] | None, compiled: Compiled
@@ -422,7 +418,9 @@ def of_other_kinds(
             raise opener().unexpected(others[0][1])
         if hasattr(node, "passed"):
             check_marked(node, tangents)
-        kinds = [_kind_of(kinds_so_far, places, tangent, varies=varies) for places, tangent in others]
+        kinds = [
+            _kind_of(kinds_so_far, places, tangent, compiled.path_limit, varies=varies) for places, tangent in others
+        ]
         parts = [part for _, tangent in others for part in _parts(tangent)]
         return derivative(node, *tangents, *parts, kinds=tuple(kinds))
 
@@ -439,14 +437,16 @@ def _parts(tangent: Any) -> Sequence[torch.Tensor]:
     return opener().taken_apart(tangent) if is_wrapper(tangent) else [tangent]
 
 
-def _kind_of(kinds: list[TangentKind], places: tuple[int, ...], tangent: Any, *, varies: bool) -> TangentKind:
-    """The kind of a tangent, one object for all equal kinds. `varies`: sizes of results may vary."""
+def _kind_of(
+    kinds: list[TangentKind], places: tuple[int, ...], tangent: Any, limit: int, *, varies: bool
+) -> TangentKind:
+    """The kind of a tangent, one object for all equal kinds, up to `limit`. `varies`: sizes of results may vary."""
     parts = parts_of(tangent) if is_wrapper(tangent) else [tangent]
     layouts = [_layout(part, tuple(tangent.shape) if varies else ()) for part in parts]
     for kind in kinds:
         if kind.outputs == places and kind.layouts == layouts and _is_of(kind.spec, tangent, varies=varies):
             return kind
-    if len(kinds) >= _MOST_KINDS:
+    if len(kinds) >= limit:
         raise opener().unexpected(tangent)
     spec = opener().bare_spec(tangent) if is_wrapper(tangent) else None
     kinds.append(TangentKind(places, tuple(tangent.shape), spec, tuple(map(TensorSpec.of, parts)), layouts))
