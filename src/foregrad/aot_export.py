@@ -61,7 +61,7 @@ class GraphSignature:
     parameters: list[str]
     buffers: list[str]
     user_inputs: list[str]
-    user_outputs: list[Any]
+    user_outputs: list[object]
     inputs_to_parameters: dict[str, str]
     inputs_to_buffers: dict[str, str]
     buffers_to_mutate: dict[str, str]
@@ -83,7 +83,7 @@ def aot_export_module(
     output_loss_index: int | None = None,
     pre_dispatch: bool = False,
     dynamic_shapes: bool | None = None,
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, object] | None = None,
 ) -> tuple[fx.GraphModule, GraphSignature]:
     """The graph of a module, with parameters and buffers as inputs, and the meaning of its inputs and outputs.
 
@@ -172,7 +172,7 @@ def _capture(
     *,
     dynamic: bool,
     grad: bool,
-    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> JointGraph:
     from .tracing.capture import capture_call  # late, as in the pipeline
     from .tracing.parts import Options

@@ -103,7 +103,7 @@ def compile(  # type: ignore[overload-overlap]
     partition: str | PartitionFn | Policy | None = ...,
     memory_budget: int | float | str | Limit | None = ...,
     dynamic: bool | None = ...,
-    decompositions: Mapping[Any, Callable[..., object]] | None = ...,
+    decompositions: Mapping[object, Callable[..., object]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
 ) -> M: ...
@@ -117,7 +117,7 @@ def compile(
     partition: str | PartitionFn | Policy | None = ...,
     memory_budget: int | float | str | Limit | None = ...,
     dynamic: bool | None = ...,
-    decompositions: Mapping[Any, Callable[..., object]] | None = ...,
+    decompositions: Mapping[object, Callable[..., object]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
 ) -> CompiledCallable[P, R]: ...
@@ -131,7 +131,7 @@ def compile(
     partition: str | PartitionFn | Policy | None = ...,
     memory_budget: int | float | str | Limit | None = ...,
     dynamic: bool | None = ...,
-    decompositions: Mapping[Any, Callable[..., object]] | None = ...,
+    decompositions: Mapping[object, Callable[..., object]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
 ) -> _Decorator: ...
@@ -144,7 +144,7 @@ def compile(
     partition: str | PartitionFn | Policy | None = None,
     memory_budget: int | float | str | Limit | None = None,
     dynamic: bool | None = None,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    decompositions: Mapping[object, Callable[..., object]] | None = None,
     on_unsupported: str | None = None,
     regions: bool | str = "auto",
     **others: Any,

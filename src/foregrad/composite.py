@@ -48,7 +48,7 @@ def value_and_grad(
 
 @overload
 def value_and_grad(
-    fn: Callable[P, Any],
+    fn: Callable[P, object],
     argnums: int | Sequence[int] | None = ...,
     has_aux: bool = ...,
     *,
@@ -58,7 +58,7 @@ def value_and_grad(
 
 
 def value_and_grad(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     argnums: int | Sequence[int] | None = 0,
     has_aux: bool = False,
     *,
@@ -158,7 +158,7 @@ def hessian_vector_product(
     return _compiled(product, f"hessian_vector_product of {variables.name}", create_graph, settings)
 
 
-def _compiled(function: Callable[..., Any], name: str, keep: bool, settings: dict[str, Any]) -> Callable[..., Any]:
+def _compiled(function: Callable[..., object], name: str, keep: bool, settings: dict[str, Any]) -> Callable[..., Any]:
     """`function(keep, *args, **kwargs)` compiled, called with `keep`, or under a transform with True."""
 
     def one(*args: Any, **kwargs: Any) -> Any:

@@ -227,7 +227,7 @@ class CompiledCallable(Protocol[_P, _R_co]):
     def __get__(self, instance: None, owner: type, /) -> CompiledCallable[_P, _R_co]: ...
     @overload
     def __get__(
-        self: CompiledCallable[Concatenate[Any, _Q], _R_co], instance: object, owner: type, /
+        self: CompiledCallable[Concatenate[object, _Q], _R_co], instance: object, owner: type, /
     ) -> Callable[_Q, _R_co]: ...
 
 
@@ -288,7 +288,7 @@ class CompileStage:
     tensors: Sequence[Tensor | None] = ()
     role: GraphRole | None = None
     compiler: Callable[..., Any] | None = None
-    again: Callable[[fx.GraphModule], Callable[[list[Any]], Any]] | None = None
+    again: Callable[[fx.GraphModule], Callable[[list[Any]], object]] | None = None
 
 
 class Watcher:
@@ -299,7 +299,7 @@ class Watcher:
 
     def compiled(self, stage: CompileStage) -> Callable[..., Any]:
         """A "compile" stage ended; the result is used in place of `stage.after`, a callable of one list of values."""
-        after: Callable[..., Any] = stage.after
+        after: Callable[..., object] = stage.after
         return after
 
 

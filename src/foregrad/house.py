@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType, ModuleType
-from typing import Any
 
 PACKAGE = os.path.dirname(__file__)
 GENERATED = "<foregrad"  # the beginning of the file names of rendered code
@@ -113,7 +112,7 @@ def _digest(file: str | None) -> str:
 
 
 def _codes_of(cls: object) -> Iterator[CodeType]:
-    waiting: list[Any] = [inspect.unwrap(getattr(v, "__func__", getattr(v, "fget", v))) for v in vars(cls).values()]
+    waiting: list[object] = [inspect.unwrap(getattr(v, "__func__", getattr(v, "fget", v))) for v in vars(cls).values()]
     waiting = [getattr(function, "__code__", None) for function in waiting]
     while waiting:
         code = waiting.pop()

@@ -136,7 +136,7 @@ class Replacements:
     """All that were ever bound, with the ids of their owners."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
+        self._before: list[tuple[object, str, object]] = []
 
     def bind(self, owner: object, name: str, value: object) -> None:
         """Bind a name, of its own or inherited, until `restore` is called."""

@@ -21,7 +21,7 @@ from ..locks import Bind
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"  # if that is not loaded, it is not on
-_set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+_set_eval_frame: Callable[[Any], object] = torch._C._dynamo.eval_frame.set_eval_frame
 _original_compile = torch.compile
 
 
@@ -154,7 +154,7 @@ _MODULES = (
     *(f"torch._dynamo.variables.{name}" for name in ("torch", "builder", "builtin", "functions", "tensor")),
 )
 _Cache = type(functools.cache(lambda: None))
-_tables: dict[str, list[Any]] = {}  # the loaded tables, by module
+_tables: dict[str, list[object]] = {}  # the loaded tables, by module
 _made: set[int] = set()
 
 

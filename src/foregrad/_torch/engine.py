@@ -34,7 +34,7 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 
-def single_level(name: str, methods: dict[str, Any]) -> Callable[..., Any]:
+def single_level(name: str, methods: dict[str, object]) -> Callable[..., Any]:
     """The apply of a Function that deals with the wrappers of functorch's top level itself."""
     kind: Any = torch.autograd.function._SingleLevelFunction
     made: Any = type(name, (kind,), methods)
@@ -154,10 +154,10 @@ class ThreadDispatchMode(TorchDispatchMode):
 def without_modes(function_mode: TorchFunctionMode | None, dispatch_mode: TorchDispatchMode) -> Iterator[None]:
     """Context: these two modes see nothing; other modes do. `function_mode` may be off, or None."""
     is_on = is_function_mode_on(function_mode)
-    above: list[Any] = []
+    above: list[object] = []
     while (mode := _pop_mode()) is not dispatch_mode:
         above.append(mode)
-    functions: list[Any] = []
+    functions: list[object] = []
     while is_on and (above_function_mode := _pop_function_mode()) is not function_mode:
         functions.append(above_function_mode)
     _push_all(_push_mode, above)
@@ -176,7 +176,7 @@ def without_modes(function_mode: TorchFunctionMode | None, dispatch_mode: TorchD
         _push_all(_push_function_mode, functions)
 
 
-def _push_all(push: Callable[[Any], None], modes: list[Any]) -> None:
+def _push_all(push: Callable[[Any], None], modes: list[object]) -> None:
     for mode in reversed(modes):
         push(mode)
 
@@ -374,7 +374,7 @@ def hand_to(node: Any, gradient: object, places: tuple[int, ...] = ()) -> None:
     node.metadata.setdefault(_HANDED, []).append((current_backward(), places, gradient))
 
 
-def take_handed(node: Any) -> list[tuple[tuple[int, ...], Any]]:
+def take_handed(node: Any) -> list[tuple[tuple[int, ...], object]]:
     """The gradients left with a node in the backward, each with its outputs."""
     handed = node.metadata.pop(_HANDED, ())
     return [(places, gradient) for backward, places, gradient in handed if backward == current_backward()]

@@ -160,7 +160,7 @@ def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[st
     return new_fake(mode, out.shape, out.stride(), out_dtype, fake_device(args[0]))
 
 
-def fake_multilabel_margin_loss(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def fake_multilabel_margin_loss(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     """`aten.multilabel_margin_loss_forward` on fakes: torch takes the unreduced loss of one sample for a vector."""
     out: Any = mode.dispatch(torch.ops.aten.multilabel_margin_loss_forward.default, (), args, kwargs)
     loss, is_target = out
@@ -222,23 +222,23 @@ def _fake_embedding_bag(func: object) -> object:
     return run
 
 
-def _by_rule(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _by_rule(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return mode.dispatch(func, (), args, kwargs) if mode.shape_env is None else symbolic_fake(mode, func, args, kwargs)
 
 
-def _of_dtype(mode: FakeTensorMode, fake: Any, dtype: torch.dtype) -> Any:
+def _of_dtype(mode: FakeTensorMode, fake: torch.Tensor, dtype: torch.dtype) -> Any:
     """The fake; for a floating fake of a different dtype, an equal fake of `dtype`."""
     if fake.dtype is dtype or not fake.is_floating_point():
         return fake
     return new_fake(mode, fake.shape, fake.stride(), dtype, fake_device(fake))
 
 
-def _fake_uniform(mode: FakeTensorMode, args: tuple[object, ...], kwargs: dict[str, Any]) -> object:
+def _fake_uniform(mode: FakeTensorMode, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """The kernel draws into a clone."""
     return mode.dispatch(torch.ops.aten.clone.default, (), args[:1], {})
 
 
-def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     """`aten.view` on fakes: FakeTensor keeps the strides of dimensions of size one, the kernel computes them."""
     source: Any = args[0]
     out: Any = mode.dispatch(torch.ops.aten.view.default, (), args, kwargs)
@@ -284,7 +284,7 @@ CORRECTED: dict[Any, Any] = {
 }
 
 
-def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """An operator on fakes of symbolic sizes, by its Python kernel if there is one.
 
     Kernels in C++ may read sizes as plain numbers: some raise, some silently specialize the graph.
@@ -306,7 +306,7 @@ def fake_device(tensor: torch.Tensor) -> torch.device:
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
-without_fake_mode: Callable[[], contextlib.AbstractContextManager[Any]] = unset_fake_temporarily
+without_fake_mode: Callable[[], contextlib.AbstractContextManager[object]] = unset_fake_temporarily
 """Context: a fake mode of the program's is off, under which all that is made would be fake."""
 
 

@@ -59,7 +59,7 @@ def symbols_in(value: Any) -> set[Any]:
     if is_symbolic(value):
         return set(value.node.expr.free_symbols)
     if isinstance(value, torch.Tensor):
-        numbers: list[Any] = [*value.shape, *value.stride(), value.storage_offset()]
+        numbers: list[object] = [*value.shape, *value.stride(), value.storage_offset()]
         return {s for n in numbers if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
     return set()
 
@@ -187,7 +187,7 @@ class GraphCopier:
     Names must be unique, as in one graph. `metadata`: gives the copy of a node's metadata.
     """
 
-    def __init__(self, metadata: Callable[[fx.Node], dict[str, Any]] = lambda node: node.meta.copy()) -> None:
+    def __init__(self, metadata: Callable[[fx.Node], dict[str, object]] = lambda node: node.meta.copy()) -> None:
         self.metadata = metadata
         self.writer = GraphWriter()
         self.graph = self.writer.graph
@@ -216,7 +216,7 @@ class GraphCopier:
         return node
 
 
-def copied(graph: fx.Graph, metadata: Callable[[fx.Node], dict[str, Any]] | None = None) -> fx.Graph:
+def copied(graph: fx.Graph, metadata: Callable[[fx.Node], dict[str, object]] | None = None) -> fx.Graph:
     """A copy of a graph with the names of its nodes, and their metadata or the result of `metadata`."""
     copier = GraphCopier() if metadata is None else GraphCopier(metadata)
     for node in graph.nodes:
@@ -344,7 +344,7 @@ def make_code(module: torch.nn.Module) -> None:
 
 
 def make_graph_module(
-    root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str = "GraphModule"
+    root: torch.nn.Module | dict[str, object], graph: fx.Graph, name: str = "GraphModule"
 ) -> fx.GraphModule:
     """A graph module that makes its code late. Attributes that the graph reads are taken from `root`."""
     return LateGraphModule(root, graph, name)

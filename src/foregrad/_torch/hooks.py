@@ -95,13 +95,13 @@ class _UnlessSame(_HookAround):
         return None if is_same else super().__call__(leaf)
 
 
-def _state_of_gradient(leaf: Any) -> tuple[Any, Any]:
+def _state_of_gradient(leaf: Any) -> tuple[object, object]:
     """The gradient, by each tensor's one weak reference, and the number of writes to the gradient."""
     gradient = own_gradient(leaf)
     return (None, None) if gradient is None else (weakref.ref(gradient), gradient._version)
 
 
-def only_defined(tensor: Any) -> None:
+def only_defined(tensor: torch.Tensor) -> None:
     """Keep hooks of a result from calls with None, before the first is registered."""
     tensor._backward_hooks = _OnlyDefined()
 
@@ -111,7 +111,7 @@ def defined_hooks_only(function: type[torch.autograd.Function]) -> None:
     cls: Any = function._backward_cls
     register = cls._register_hook_dict
 
-    def register_defined(self: Any, tensor: Any) -> None:
+    def register_defined(self: Any, tensor: torch.Tensor) -> None:
         only_defined(tensor)
         self.hooks_of = {**getattr(self, "hooks_of", {}), tensor.output_nr: tensor._backward_hooks}
         register(self, tensor)
@@ -150,7 +150,7 @@ def refuse_hooks(tensor: Any, hook: Callable[[Any], None], refuse: Callable[[], 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
 
-def asked_by(tensor: torch.Tensor) -> Sequence[Any]:
+def asked_by(tensor: torch.Tensor) -> Sequence[object]:
     """In a hook: the outputs that are differentiated with respect to `tensor`; empty if it is not among the inputs."""
     own = _engine_of(sys._getframe(1))
     # On the engine's thread for a second device, the waiting thread is a different thread.
@@ -188,7 +188,7 @@ _TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 UNHOOKED = f"not ({{0}}.{_TABLES[0]} or {{0}}.{_TABLES[1]})"  # Python that asks a tensor
 
 
-def gradient_hooks(tensor: torch.Tensor) -> dict[str, Any]:
+def gradient_hooks(tensor: torch.Tensor) -> dict[str, object]:
     """The hooks that run when a gradient arrives at a leaf, by Python that asks the leaf `{}` for each; {} for none."""
     with torch._C.DisableTorchFunction():
         tables: dict[str, Any] = {table: getattr(tensor, table) for table in _TABLES}

@@ -37,7 +37,7 @@ def has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def _is_plain(tensor: Any) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether the memory is PyTorch's. Memory that can't grow belongs to a different library, one that counts no
     users.
     """

@@ -81,7 +81,7 @@ def make_tensor_check(
 
 
 def make_version_check(
-    dicts: Sequence[dict[Any, Any]], shapes: Sequence[tuple[object, type, dict[str, Any]]] = ()
+    dicts: Sequence[dict[object, object]], shapes: Sequence[tuple[object, type, dict[str, object]]] = ()
 ) -> Any:
     """`check(anything)`: whether no dict has been written to since now, and each object in `shapes` (weak reference,
     class, `__dict__`) has kept both. None if the extension lacks the check.

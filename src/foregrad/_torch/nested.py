@@ -86,7 +86,7 @@ def flattened(value: object) -> tuple[list[Any], Any]:
     return pytree.tree_flatten(value)
 
 
-def flat_arguments(args: object, kwargs: dict[str, Any], spec: Any) -> list[Any]:
+def flat_arguments(args: tuple[object, ...], kwargs: dict[str, object], spec: Any) -> list[object]:
     """The leaves of a call's arguments, for a `spec` of (args, kwargs): keywords may come in any order."""
     if kwargs:
         names = spec.children()[1].context if hasattr(spec, "children") else spec.children_specs[1].context

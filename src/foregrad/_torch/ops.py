@@ -225,9 +225,9 @@ _TAKES_NUMBER = frozenset(
 )
 
 
-def _doors() -> dict[str, tuple[Any, str, str]]:
+def _doors() -> dict[str, tuple[object, str, str]]:
     """`operator.overload` -> (namespace, prefix for the name in generated code, name of the binding)."""
-    doors: dict[str, tuple[Any, str, str]] = {}
+    doors: dict[str, tuple[object, str, str]] = {}
     for words, space, prefix in (
         (_FUNCTIONS, torch._C._VariableFunctions, "torch"),
         (_NN_FUNCTIONS, torch._C._nn, "nn"),

@@ -45,7 +45,7 @@ class FunctionsOfCapture(Protocol):
     def is_region(self, cls: object) -> bool:
         """Whether a Function is to run as an eager region."""
 
-    def applied(self, cls: object, context: dict[str, Any]) -> None:
+    def applied(self, cls: object, context: dict[str, object]) -> None:
         """Note a Function that was applied. `context`: the attributes that it set on its context."""
 
 
@@ -56,8 +56,8 @@ class Subjects:
     """The subjects of a capture, each known by its class."""
 
     by_class: Mapping[type, Any] = {}
-    rows: Mapping[Any, Callable[..., Any]] = {}  # called in place of a torch function that a subject owns
-    operators: Mapping[Any, Callable[..., Any]] = {}  # the same for operators and their namespaces
+    rows: Mapping[object, Callable[..., object]] = {}  # called in place of a torch function that a subject owns
+    operators: Mapping[object, Callable[..., object]] = {}  # the same for operators and their namespaces
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -66,7 +66,7 @@ class Subjects:
         """Marks of all entries so far: later entries may be dropped."""
         return []
 
-    def drop(self, marks: list[Any]) -> None:
+    def drop(self, marks: list[object]) -> None:
         """Forget a trial's entries since `marks`."""
 
     def installers(self) -> Mapping[type, Installer]:
@@ -85,8 +85,8 @@ class Hooks:
     functions: FunctionsOfCapture | None = None
 
     def __init__(self) -> None:
-        self.applied: list[Any] = []  # custom Functions with a running forward, the outermost first
-        self.swaps: list[Callable[[Any], Any]] = []  # of arguments of custom Functions, see `swapping`
+        self.applied: list[object] = []  # custom Functions with a running forward, the outermost first
+        self.swaps: list[Callable[[Any], object]] = []  # of arguments of custom Functions, see `swapping`
 
     def enter_module(self, module: torch.nn.Module) -> None:
         """Called when a module is called."""
@@ -100,7 +100,7 @@ class Hooks:
     def leave_region(self) -> None:
         """Called when the call of a marked function ends."""
 
-    def swap(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with a stand-in for each real tensor."""
         raise NotImplementedError
 
@@ -147,7 +147,7 @@ REGION = "_foregrad_region"
 class _Called:
     """The unpatched call of a module or of a custom Function. Equal for equal owners."""
 
-    original: Callable[..., Any]
+    original: Callable[..., object]
     owner: Any
 
     @property
@@ -175,7 +175,7 @@ def _call(self: torch.nn.Module, *args: object, **kwargs: object) -> Any:
 
 
 @runs_user_code
-def call_marked(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_marked(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """Call a function that `foregrad.region` marked."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is None:
@@ -284,7 +284,7 @@ def _missing(self: torch.Tensor, name: str) -> Any:
 
 
 @runs_user_code
-def _apply(cls: type[Any], /, *args: object, **kwargs: object) -> Any:
+def _apply(cls: type[object], /, *args: object, **kwargs: object) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None:
         functions = hooks.functions
@@ -302,7 +302,7 @@ def _apply(cls: type[Any], /, *args: object, **kwargs: object) -> Any:
     return _run_function(cls, *args, **kwargs)
 
 
-def _context_of(cls: object, results: object) -> dict[str, Any]:
+def _context_of(cls: object, results: object) -> dict[str, object]:
     """The attributes that a custom Function set on its context; none if there is no backward."""
     with torch._C.DisableTorchFunction():  # a torch function would be recorded as the program's
         results = results if isinstance(results, tuple) else (results,)
@@ -324,7 +324,7 @@ def applied_function() -> Any:
     return next((c for c in classes if c is not None and is_program_module(c.__module__)), None)
 
 
-def _swap(hooks: Hooks, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _swap(hooks: Hooks, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     with torch._C.DisableTorchFunction():  # `swap` reads facts of tensors: a mode would swap them first
         for swap in reversed(hooks.swaps):
             args, kwargs = swap(args), swap(kwargs)

@@ -17,7 +17,7 @@ from torch import SymInt
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-_expression: Callable[[SymNode], Any] = vars(SymNode)["expr"].fget
+_expression: Callable[[SymNode], object] = vars(SymNode)["expr"].fget
 _PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
 _dispatch_mode: Any = torch._C._get_dispatch_mode
 _before_dispatch: Any = torch._ops.mode_stack_state_for_pre_dispatch
@@ -34,7 +34,7 @@ class _Results:
     __slots__ = ("by_operands", "numbers", "version")
 
     def __init__(self) -> None:
-        self.by_operands: dict[Any, Any] = {}
+        self.by_operands: dict[object, object] = {}
         self.numbers: dict[int, SymNode] = {}
         self.version = 0
 
@@ -107,7 +107,7 @@ class Env(ShapeEnv):
         return value
 
 
-def _remembered(name: str) -> Callable[[Node, Any], Any]:
+def _remembered(name: str) -> Callable[[Node, Any], object]:
     compute = getattr(SymNode, name)
 
     def method(self: Node, other: Any) -> Any:
@@ -129,7 +129,7 @@ def _remembered(name: str) -> Callable[[Node, Any], Any]:
     return method
 
 
-def _once_decided(name: str) -> Callable[..., Any]:
+def _once_decided(name: str) -> Callable[..., object]:
     ask = getattr(SymNode, name)
 
     def method(self: Node, file: str, line: int) -> bool:

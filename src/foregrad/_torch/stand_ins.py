@@ -124,7 +124,7 @@ def like_source(source: torch.Tensor, views: Any) -> Any:
     return view
 
 
-def on_meta(op: Any, spec: Any, nbytes: int, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def on_meta(op: Any, spec: Any, nbytes: int, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """A view operator on a meta tensor of the layout in a memory of `nbytes`. The results must not be kept."""
     with _NoDispatch():
         memory = torch.empty(nbytes // spec.dtype.itemsize, dtype=spec.dtype, device=_META)

@@ -105,7 +105,9 @@ class NumPyNumber:
     def __array_ufunc__(self, ufunc: object, method: str, *args: object, **kwargs: object) -> object:
         return getattr(ufunc, method)(*map(_fixed, args), **kwargs)
 
-    def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> object:
+    def __array_function__(
+        self, function: Any, types: object, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         return function(*map(_fixed, args), **{name: _fixed(value) for name, value in kwargs.items()})
 
 
@@ -237,9 +239,9 @@ class SymbolTable:
 
         # Sizes that happen to be equal stay two symbols until an operator needs them equal.
         self.env = env or Env(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-        self.floats: dict[Any, Any] = {}  # symbols of floats, with their values
-        self.bound: dict[Any, Any] = {}  # symbol -> the object it was bound to
-        self.computed: dict[Any, None] = {}  # symbols with values that the graph itself computes
+        self.floats: dict[object, object] = {}  # symbols of floats, with their values
+        self.bound: dict[object, Any] = {}  # symbol -> the object it was bound to
+        self.computed: dict[object, None] = {}  # symbols with values that the graph itself computes
 
     def tell(self, numbers: object) -> None:
         """Have arithmetic on the table's integers that gives floats done by `numbers.apply(operator, *operands)`."""
@@ -266,7 +268,7 @@ class SymbolTable:
                 self.env.constrain_symbol_range(symbol, -_LARGEST, _LARGEST)
         return number
 
-    def _integer(self, value: int, name: str, *, is_size: bool = True) -> tuple[Any, Any]:
+    def _integer(self, value: int, name: str, *, is_size: bool = True) -> tuple[object, object]:
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
@@ -293,7 +295,7 @@ class SymbolTable:
         number: Any = self.env.create_symfloatnode(symbol, hint=value, source=source)
         return number.node
 
-    def found_of(self, symbol: Any) -> list[tuple[Callable[..., Any], float]] | None:
+    def found_of(self, symbol: Any) -> list[tuple[Callable[..., object], float]] | None:
         """The conditions on the symbol of a float, as comparisons with numbers; None if its value was needed."""
         if self.env.replace(symbol) != symbol:
             return None
@@ -335,7 +337,7 @@ class SymbolTable:
         def refuse(expression: object, value: object) -> None:
             raise ClosedSizesError(f"{expression} is {value} at capture, but not for every size")
 
-        attributes: dict[str, Any] = vars(self.env)
+        attributes: dict[str, object] = vars(self.env)
         log = attributes["log"]
         attributes["log"] = _silent  # torch would warn of the refusal
         attributes["_check_frozen"] = refuse  # called before each guard
@@ -373,7 +375,7 @@ def expression_in(number: Any, symbols: Mapping[Any, Any]) -> Any:
     return expression if all(symbol in symbols for symbol in expression.free_symbols) else number.node._expr
 
 
-def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[str, Any], str]) -> str:
+def expression_text(expression: Any, names: Mapping[object, str], bind: Callable[[str, Any], str]) -> str:
     """A sympy expression, or a symbolic number, as Python; `names` has the variable of each symbol.
 
     `bind` gives a global name for a module the text uses (`math`, `torch`).
@@ -393,7 +395,7 @@ def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[s
     return text
 
 
-def write_expression(graph: fx.Graph, number: Any, env: Mapping[Any, fx.Node], expression: Any = None) -> Any:
+def write_expression(graph: fx.Graph, number: Any, env: Mapping[object, fx.Node], expression: Any = None) -> Any:
     """A symbolic number as nodes at the end of `graph`; `env` has the node of each symbol.
 
     `expression`: the expression to write, if the number has several.
@@ -465,7 +467,7 @@ def new_symbolic_integer(env: Any, value: int, name: str) -> Any:
     return env.create_symintnode(symbol, hint=value, source=source)
 
 
-SYM_MATH: dict[Any, Callable[[Any], Any]] = {
+SYM_MATH: dict[object, Callable[[Any], object]] = {
     getattr(torch, f"_sym_{name}"): getattr(math, name)
     for name in "sqrt cos cosh sin sinh tan tanh asin acos atan log2".split()
 }

@@ -55,7 +55,7 @@ def make_boxed_func(f: Callable[..., object]) -> Boxed:
     if module is not None:
         return render_late(module, as_list=False)
 
-    def g(args: list[Any]) -> object:
+    def g(args: list[object]) -> object:
         return _caller(len(args))(f, args)
 
     return attributed(g, _boxed_call=True)
@@ -84,7 +84,7 @@ def is_boxed(fn: object) -> bool:
     return bool(getattr(fn, "_boxed_call", False))
 
 
-def call_boxed(fn: Callable[..., object], args: list[Any]) -> list[Any]:
+def call_boxed(fn: Callable[..., object], args: list[object]) -> list[object]:
     """Call a compiled graph of any convention. `args` is emptied; the outputs come as a list."""
     out = fn(args) if is_boxed(fn) else _caller(len(args))(fn, args)
     return out if type(out) is list else _as_list(out, "the compiler", "graph")
@@ -96,7 +96,7 @@ def as_boxed(
     backend: str = "the compiler",
     graph: str = "graph",
     first_call: FirstCall | None = None,
-) -> Callable[[list[Any]], list[Any]]:
+) -> Callable[[list[Any]], list[object]]:
     """A compiler's result as a function that empties a list and returns a list.
 
     A tuple becomes a list, and one tensor a list of one. An untouched graph module runs as the eager backend's code:
@@ -125,7 +125,7 @@ def as_boxed(
 
         call = beginning(whole, first_call, settle)
 
-    def boxed(args: list[Any]) -> list[Any]:
+    def boxed(args: list[object]) -> list[object]:
         out = call(args)
         return out if type(out) is list else _as_list(out, backend, graph)
 
@@ -133,7 +133,7 @@ def as_boxed(
     return boxed
 
 
-def _as_list(out: object, backend: str, graph: str) -> list[Any]:
+def _as_list(out: object, backend: str, graph: str) -> list[object]:
     if isinstance(out, (list, tuple)):
         return list(out)
     if out is None or isinstance(out, (torch.Tensor, int, float, complex, torch.SymInt, torch.SymFloat)):
@@ -156,7 +156,7 @@ def _plain_module(fn: object) -> torch.fx.GraphModule | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _caller(count: int) -> Callable[[Callable[..., Any], list[Any]], Any]:
+def _caller(count: int) -> Callable[[Callable[..., Any], list[Any]], object]:
     """A function that calls a given function with the `count` items of a list, and holds no item meanwhile.
 
     `f(*args)` would build a tuple that lives as long as the call. Popped one by one, the arguments only ever stand on
@@ -190,7 +190,7 @@ FirstCall = Callable[[Run, list[Any]], tuple[list[Any], Run | None]]
 def beginning(run: Run, first_call: FirstCall, settle: Callable[[Run], None]) -> Run:
     """`first_call` of `run`; it passes the function for later calls to `settle`."""
 
-    def begin(args: list[Any]) -> list[Any]:
+    def begin(args: list[object]) -> list[object]:
         out, later = first_call(run, args)
         if later is not None:
             settle(later)

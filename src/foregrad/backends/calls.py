@@ -39,10 +39,10 @@ class CallWriter:
         self.by_index: dict[Node, dict[int, list[Node]]] = {}
         self.globals: dict[str, Any] = {}
         self.render = Renderer(self.names, self.bind)
-        self._bound: dict[Any, str] = {}
+        self._bound: dict[object, str] = {}
         self._kinds: dict[Node, str] = {}
 
-    def learn(self, placeholders: Sequence[Node], values: Sequence[Any]) -> None:
+    def learn(self, placeholders: Sequence[Node], values: Sequence[object]) -> None:
         """Take the kinds of placeholders from example inputs if `meta` has none."""
         for node, value in zip(placeholders, values, strict=True):
             self._kinds[node] = _kind_of_meta(node) or _kind_of_object(value)
@@ -99,7 +99,7 @@ class CallWriter:
             parts.append(plan.appended)
         return f"{self.bind(plan.function, plan.name)}({', '.join(parts)})"
 
-    def _positional(self, plan: FastCall, args: Sequence[Any]) -> list[str] | None:
+    def _positional(self, plan: FastCall, args: Sequence[object]) -> list[str] | None:
         parts = []
         for argument, value in zip(plan.arguments, args, strict=False):
             text = None if argument.keyword_only else self._argument(argument, value)
@@ -114,7 +114,7 @@ class CallWriter:
             parts[-1:] = [self.render(size) for size in sizes]
         return parts
 
-    def _keywords(self, plan: FastCall, kwargs: Mapping[str, Any]) -> list[str] | None:
+    def _keywords(self, plan: FastCall, kwargs: Mapping[str, object]) -> list[str] | None:
         parts = []
         by_name = {argument.name: argument for argument in plan.arguments if argument.keyword_only} if kwargs else {}
         for name, value in kwargs.items():
@@ -235,7 +235,7 @@ def _kind_of_output(node: Node, index: Any) -> str:
     return ""
 
 
-def _shape_of(value: Any) -> Sequence[Any] | None:
+def _shape_of(value: Any) -> Sequence[object] | None:
     if not isinstance(value, Node):
         return None
     spec = dict.get(value.meta, "spec")
@@ -271,7 +271,7 @@ def _operator_name(op: OpOverload) -> str:
     return "_".join(parts[:-1] if parts[-1] == "default" else parts)
 
 
-def _callable_name(target: Callable[..., Any] | str) -> str:
+def _callable_name(target: Callable[..., object] | str) -> str:
     name = getattr(target, "__name__", None)
     return name if name and isinstance(name, str) else type(target).__name__
 

@@ -50,7 +50,7 @@ class BoxedFunction(Protocol):
     _boxed_call: bool
     returns_list: bool
 
-    def __call__(self, args: list[Any], /) -> Any: ...
+    def __call__(self, args: list[object], /) -> Any: ...
 
     def source(self) -> str:
         """The Python that runs."""
@@ -88,7 +88,7 @@ def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunct
     calls are as quick as if it had been there from the beginning.
     """
     pending = [gm]
-    written: list[tuple[str, Any]] = []
+    written: list[tuple[str, object]] = []
 
     def write() -> tuple[str, Any]:
         if not written:
@@ -126,7 +126,7 @@ def stand_in(begin: Callable[[list[Any]], object]) -> tuple[Any, Callable[..., N
     return function, become
 
 
-def _call_run(args: list[Any]) -> object:
+def _call_run(args: list[object]) -> object:
     return __run__(args)  # type: ignore[name-defined]  # noqa: F821 - in the globals that the code is given
 
 
@@ -156,7 +156,7 @@ class _Writer:
     def __init__(
         self,
         gm: torch.fx.GraphModule,
-        example_inputs: Sequence[Any] | None,
+        example_inputs: Sequence[object] | None,
         as_list: bool,
         updates: Sequence[tuple[int, int]] = (),
     ) -> None:

@@ -35,7 +35,7 @@ Node = torch.fx.Node
 aten = torch.ops.aten
 WROTE = "_foregrad_wrote"  # an attribute of an error in a graph that may have written to its inputs by then
 _FEW_ELEMENTS = 1 << 14
-_VIEWS: dict[Any, Any] = {
+_VIEWS: dict[object, object] = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
     aten.diagonal_scatter.default: aten.diagonal.default,

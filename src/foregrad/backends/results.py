@@ -121,7 +121,7 @@ class Contract:
     instead: Instead | None = None
     hold: set[int] = dataclasses.field(default_factory=set)  # inputs to keep alive in the next checked call
 
-    def first_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
+    def first_call(self, run: Run, values: list[object]) -> tuple[list[Any], Run | None]:
         """(the checked results of `run(values)`; the function for later calls, None if the next is checked too)."""
         instead = self.instead
         if instead is None or self.writes:
@@ -140,7 +140,7 @@ class Contract:
             note()
             return out, later
 
-    def _checked_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
+    def _checked_call(self, run: Run, values: list[object]) -> tuple[list[object], Run | None]:
         inputs = _read_only(values, self.writes, self.hold)
         self.hold = set()
         out = run(values)
@@ -300,7 +300,7 @@ class _Input:
         return self.has_moved(tensor) or (self.version is not None and version_of(tensor) != self.version)
 
 
-def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> list[_Input] | None:
+def _read_only(values: Sequence[object], writes: Sequence[int], hold: set[int]) -> list[_Input] | None:
     """The tensors among a call's inputs that it may not write to; None if not all are plain."""
     tensors = []
     for i, value in enumerate(values):
@@ -313,7 +313,7 @@ def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> 
     return tensors
 
 
-def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
+def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, object, object]]:
     """The differences in dtype, device and shape: (name, expected, actual)."""
     if spec.dtype is not value.dtype:
         yield "dtype", spec.dtype, value.dtype
@@ -394,7 +394,7 @@ def _shown(value: object) -> str:
 
 
 def _copying(run: Run, repairs: Repairs) -> Run:
-    def run_and_copy(values: list[Any]) -> list[Any]:
+    def run_and_copy(values: list[object]) -> list[object]:
         out = run(values)
         _copy(out, repairs)
         return out
@@ -486,7 +486,7 @@ def _input(spec: Any) -> str:
     return f"torch.empty_strided({shape}, {stride}, dtype={spec.dtype}, {last}).zero_()"
 
 
-def random_states_of(module: fx.GraphModule, values: Sequence[Any]) -> Callable[[], None]:
+def random_states_of(module: fx.GraphModule, values: Sequence[object]) -> Callable[[], None]:
     """A function that restores the random generators that a graph may draw from."""
     draws = any(map(is_random, module.graph.nodes))
     devices = {value.device for value in values if isinstance(value, torch.Tensor)} | {torch.device("cpu")}

@@ -47,7 +47,7 @@ class CompiledGraph:
     """A compiled graph with its compiler's report: the strides of its outputs, the inputs that it writes into."""
 
     run: Boxed
-    output_strides: list[tuple[Any, ...] | None] | None
+    output_strides: list[tuple[object, ...] | None] | None
     writes_into: tuple[int, ...]
 
 
@@ -135,7 +135,7 @@ def _called(
 @runs_compiler
 def called_bare(
     compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole
-) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None] | None]:
+) -> tuple[Callable[..., object], list[tuple[object, ...] | None] | None]:
     """The compiler's result for a graph made of `joint`, and the strides that it reported for the graph's results."""
     own = is_own(compiler)
     graph = module if own else _for_others(module, joint, role)
@@ -216,7 +216,7 @@ def _context(joint: JointGraph, role: GraphRole) -> Any:
     return compiler_context(joint.fake_mode, labels, forward_facts(joint, role))
 
 
-def _strides(strides: object) -> list[tuple[Any, ...] | None] | None:
+def _strides(strides: object) -> list[tuple[object, ...] | None] | None:
     """Strides from a compiler's attribute; None if the attribute holds something else (text, for Inductor)."""
     if not isinstance(strides, (list, tuple)) or not all(map(_is_stride, strides)):
         return None
@@ -250,7 +250,7 @@ def _stack_trace(result: object) -> str | None:
     return result.meta.get("stack_trace") if isinstance(result, fx.Node) else None
 
 
-def _metadata(node: fx.Node, *, requires_grad: bool, is_backward: bool) -> dict[str, Any]:
+def _metadata(node: fx.Node, *, requires_grad: bool, is_backward: bool) -> dict[str, object]:
     """The metadata that nodes of PyTorch's own graphs have. Costly entries are made when they are read."""
     source = node.meta if isinstance(node.meta, NodeMeta) else NodeMeta(node.meta)
     if requires_grad and isinstance(spec_of(node), TensorSpec):

@@ -70,7 +70,7 @@ class Outer:
     """
 
     why: tuple[Difference, ...] = ()
-    only_written: set[tuple[int, Any]] = dataclasses.field(default_factory=set)
+    only_written: set[tuple[int, object]] = dataclasses.field(default_factory=set)
     varied: frozenset[str] = frozenset()
     splits_sizes: bool = True
     once: OneWarning = dataclasses.field(default_factory=OneWarning)
@@ -134,7 +134,7 @@ class Dispatcher:
         self._most_sizes = config.recompile_limit if self._outer.splits_sizes else 0
         self._state = Form(_takes_all)
         self.forms = self._named, self._by_sizes, self._state  # in the order of trials
-        self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
+        self._fixed: set[tuple[int, object]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
         ends = self.refusals.again, self.graphs.teller()
@@ -150,7 +150,7 @@ class Dispatcher:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.entry(*args, **kwargs)
 
-    def make_entry(self) -> Callable[..., Any]:
+    def make_entry(self) -> Callable[..., object]:
         """The function that users call: a single frame between them and the graph, with its state at hand. The entry
         does not keep the dispatcher alive: without one it runs the function.
         """
@@ -340,7 +340,9 @@ class Dispatcher:
         """Whether a comparison of a call with the graphs would hardly lead to a further one."""
         return self.graphs.vain == math.inf or len(self.specializations) >= self.config.recompile_limit
 
-    def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[LeadingPlace, ...] = ()) -> bool:
+    def _lift(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], draws: tuple[LeadingPlace, ...] = ()
+    ) -> bool:
         """Make state an argument of the function: numbers that differ in each call, and its draws. Whether some state
         is an argument now.
         """
@@ -498,7 +500,7 @@ class Dispatcher:
                 _log.debug("%s: not graph %d: %s", self.name, number, reason)
 
 
-def _arrays_of(function: object) -> frozenset[tuple[int, Any]]:
+def _arrays_of(function: object) -> frozenset[tuple[int, object]]:
     """The places of arrays that are arguments of a function, by identity."""
     return function.arrays if isinstance(function, StatefulFunction) else frozenset()
 

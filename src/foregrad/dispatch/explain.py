@@ -70,7 +70,7 @@ class EagerCalls:
     timed: int = 0
     seconds: float = 0.0
 
-    def call(self, function: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
+    def call(self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """Call the function eagerly, and measure that."""
         begin = time.perf_counter()
         try:

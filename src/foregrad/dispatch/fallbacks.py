@@ -61,7 +61,7 @@ class Refusals:
         limit: int = Config.refusal_limit,
     ) -> None:
         self.function, self.name, self.mode, self.limit = function, name, mode, limit
-        self.by_kind: dict[Any, EagerCalls] = {}
+        self.by_kind: dict[object, EagerCalls] = {}
         self.always: EagerCalls | None = None  # counts every call that fits no graph, once no kind is tried
         self.entries: list[EagerCalls] = []
         self.once = once or OneWarning()
@@ -124,7 +124,7 @@ class Refusals:
         entry.count += 1
         return entry
 
-    def again(self, args: tuple[Any, ...], kwargs: Mapping[str, object], fault: BaseException) -> Any:
+    def again(self, args: tuple[object, ...], kwargs: Mapping[str, object], fault: BaseException) -> Any:
         """Make a call in eager after its graph raised `fault` and left nothing. Eager raises the program's own errors,
         with everything done by then that comes before.
         """
@@ -324,7 +324,7 @@ class Transformed:
         self.function, self.compile_flat, self.config, self.name = function, compile_flat, config, name
         self.refusals = Refusals(function, name, config.on_unsupported, limit=config.refusal_limit)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         self._refuse(args, kwargs, UnsupportedError(f"`{self.name}` is called {_UNDER_TRANSFORMS}"))
         return self.function(*args, **kwargs)
 

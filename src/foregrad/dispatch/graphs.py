@@ -59,7 +59,7 @@ class _Noticing:
     record: _Record
     graphs: weakref.ref[Graphs]
 
-    def __call__(self, args: object, kwargs: object) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         result, graphs = self.call(args, kwargs), self.graphs()
         if result is not MISS and graphs is not None:
             self.record.served_again = True

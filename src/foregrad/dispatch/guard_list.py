@@ -277,7 +277,7 @@ class GuardMaker:
         self.list.steps.append(Guard(" and ".join(parts), parts=tuple(parts.values())))
         return symbols
 
-    def size_tests(self, symbols: dict[Any, str]) -> dict[str, Guard]:
+    def size_tests(self, symbols: dict[object, str]) -> dict[str, Guard]:
         """The conditions on symbolic sizes so far, by their tests over the variables of the symbols."""
         infos, table, inputs, slots = self.signature.symbols, self.joint.symbols, self.inputs, self.slots
         parts: dict[str, Guard] = {}
@@ -364,9 +364,9 @@ class KeptGuards(GuardMaker):
 # -------------------------------------------------------------------------------------------- sizes and offsets
 
 
-def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[list[str], dict[Any, str]]:
+def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[list[str], dict[object, str]]:
     """(lines that read the sizes, the variable of each symbol)."""
-    variables: dict[Any, str] = {}
+    variables: dict[object, str] = {}
     reads = []
     for info in signature.symbols:
         variable = variables[info.symbol] = names.fresh(str(info.symbol))
@@ -410,7 +410,7 @@ def in_words(value: object) -> str:
     return describe(value)
 
 
-_FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
+_FACTS: dict[str, Callable[[torch.Tensor], object]] = {
     "type": lambda x: type(x).__name__,
     "dtype": lambda x: x.dtype,
     "device": lambda x: x.device,
@@ -430,7 +430,7 @@ def state_difference(before: Mapping[str, object], now: Mapping[str, object]) ->
     return next((Difference(name, str(before[name]), str(now.get(name))) for name in names), None)
 
 
-def tensor_facts(tensor: torch.Tensor, shape: Sequence[object], stride: Sequence[object]) -> dict[str, Any]:
+def tensor_facts(tensor: torch.Tensor, shape: Sequence[object], stride: Sequence[object]) -> dict[str, object]:
     """Metadata of a tensor that guards compare. Sizes and strides are given apart: a symbolic one may be any."""
     facts = {name: read(tensor) for name, read in _FACTS.items()}
     facts["shape"] = tuple(shape)

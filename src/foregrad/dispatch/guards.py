@@ -228,7 +228,7 @@ class CallGuards(GuardMaker):
 
     # ---------------------------------------------------------------- inputs
 
-    def _read_closures(self, inputs: list[str], static: dict[int, Any]) -> None:
+    def _read_closures(self, inputs: list[str], static: dict[int, object]) -> None:
         """Read other tensors that the function reached by itself, each along its path from an object that stays."""
         roots: dict[int, str] = {}
         for index, info in enumerate(self.signature.inputs):
@@ -264,7 +264,7 @@ class CallGuards(GuardMaker):
         bases = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.source, (BaseOf, GradientOf))]
         self._check_tensors(bases, inputs)
 
-    def _tensor_metadata(self, inputs: list[str], static: dict[int, Any]) -> None:
+    def _tensor_metadata(self, inputs: list[str], static: dict[int, object]) -> None:
         here = [
             i
             for i, info in enumerate(self.signature.inputs)

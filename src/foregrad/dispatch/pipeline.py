@@ -180,7 +180,7 @@ class Pipeline:
             prepared = self.prepared(forward, joint)
             return (prepared, _EMPTY), prepared is not forward
         module = self.prepared(joint.module, joint)
-        facts: dict[str, Any] = {"num_fwd_outputs": signature.num_forward_outputs}
+        facts: dict[str, object] = {"num_fwd_outputs": signature.num_forward_outputs}
         if is_own(getattr(self.partition, "func", self.partition)):
             module.meta[STAYS] = True
         elif _takes(self.partition, "static_lifetime_input_indices"):
@@ -232,7 +232,7 @@ class Pipeline:
         lock = make_lock()
         backwards: list[Boxed] = []
 
-        def make_backward(values: list[Any] | None = None) -> Boxed:
+        def make_backward(values: list[object] | None = None) -> Boxed:
             if not backwards and joint.signature.gradients.stages:
                 backwards.append(self._in_stages(backward, joint, failures, always))
             if not backwards:
@@ -503,7 +503,7 @@ def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int)
     """A backward for tangents that may be batched or dual: kernels take plain memory only, operators take all."""
     transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
 
-    def backward(values: list[Any]) -> list[Any]:
+    def backward(values: list[object]) -> list[Any]:
         if transforms_active() or forward_ad._current_level >= 0 or any(map(is_legacy_batched, values[-count:])):
             return in_operators()(values)
         return compiled(values)

@@ -267,7 +267,7 @@ def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall
         raise ConstantNumbers(call.numbers)
 
 
-def _behaviour(joint: JointGraph) -> list[Any]:
+def _behaviour(joint: JointGraph) -> list[object]:
     """The operators on tensors in a graph with their arguments, and the results that are no tensors.
 
     Numbers, and small tensors computed from numbers and constants, have their values in the captured call.
@@ -275,7 +275,7 @@ def _behaviour(joint: JointGraph) -> list[Any]:
     names: dict[fx.Node, Any] = {}
     tensors: dict[fx.Node, torch.Tensor] = {}
     count = 0
-    done: list[Any] = []
+    done: list[object] = []
     placeholders = joint.placeholders()
     floats = {placeholders[i] for i, info in enumerate(joint.signature.inputs) if info.number is float}
     for node in joint.graph.nodes:
@@ -317,7 +317,7 @@ def _behaviour(joint: JointGraph) -> list[Any]:
 _SLICES = (torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default)
 
 
-def _sizes_at_capture(node: Any) -> list[Any]:
+def _sizes_at_capture(node: Any) -> list[object]:
     return [*map(concrete, node.meta["val"].shape)]
 
 

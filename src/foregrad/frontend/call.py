@@ -22,7 +22,7 @@ from .openings import Wrap, opener, wrap
 from .tree import STEPPERS, Tree, check_leaves, flatten, open_arguments
 
 
-def forward_of(module: torch.nn.Module) -> Callable[..., Any]:
+def forward_of(module: torch.nn.Module) -> Callable[..., object]:
     """A bound method that leads to the module: a method of TorchScript's does not name its owner. A class with a
     `__call__` and no forward is called by its `__call__`.
     """
@@ -119,9 +119,9 @@ class FlatCall:
     sizes: Mapping[str, frozenset[int]] | None = None
     every_size: bool = False
     fills_caches: bool = False
-    only_written: frozenset[tuple[int, Any]] = frozenset()
+    only_written: frozenset[tuple[int, object]] = frozenset()
     objects: bool = False
-    containers: tuple[tuple[Any, str], ...] = ()
+    containers: tuple[tuple[object, str], ...] = ()
 
     @property
     def may_open_sizes(self) -> bool:
@@ -135,7 +135,7 @@ class FlatCall:
         return bool(self.dynamic or self.varied) or self.may_open_sizes or ints
 
     def arguments(
-        self, leaves: Sequence[object], wrap: Wrap = wrap, made: dict[int, Any] | None = None
+        self, leaves: Sequence[object], wrap: Wrap = wrap, made: dict[int, object] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with the `leaves`. `made` gets the containers by their numbers."""
         args, kwargs = self.tree.unflatten(list(leaves), wrap, made)
@@ -163,7 +163,7 @@ def flatten_call(
 
     `objects`: plain objects are taken apart, and containers keep their identity.
     """
-    containers: tuple[Any, ...] = ()
+    containers: tuple[object, ...] = ()
     if objects:
         opened = open_arguments(args, dict(kwargs), tensor_over)
         leaves, tree, containers = opened.leaves, opened.tree, opened.containers

@@ -91,13 +91,13 @@ class Opener(Protocol):
 
     Samples: Callable[[], Sampler]
     bare_spec: Callable[[Any], Any]
-    converted: Callable[[Any, Any, type], Any]
+    converted: Callable[[Any, Any, type], object]
     refusal: Callable[[torch.Tensor, str], UnsupportedTensorError]
-    rebuilt: Callable[[Any, Sequence[torch.Tensor]], Any]
+    rebuilt: Callable[[Any, Sequence[torch.Tensor]], object]
     taken_apart: Callable[[Any], Sequence[torch.Tensor]]
     unexpected: Callable[[Any], UnsupportedTensorError]
     unwrapping: Callable[[Any, Any], Callable[[Any], Sequence[torch.Tensor]]]
-    with_sizes_of: Callable[[Any, Sequence[Any]], Any]
+    with_sizes_of: Callable[[Any, Sequence[Any]], object]
     wrap: Callable[..., Any]
 
 

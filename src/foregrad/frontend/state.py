@@ -56,7 +56,7 @@ class _Unseen:
     def _none(self, *_: object, **__: object) -> None:
         return None
 
-    def _empty(self, *_: object, **__: object) -> Sequence[Any]:
+    def _empty(self, *_: object, **__: object) -> Sequence[object]:
         return ()
 
     names = is_reached = knows = varies = stumbled = needs_another_run = _no
@@ -74,7 +74,7 @@ class _Unseen:
     def changed_since(self) -> Callable[[], None]:
         return self._none
 
-    def arrays_of(self, leaves: Sequence[object]) -> Callable[[Any], Any]:
+    def arrays_of(self, leaves: Sequence[object]) -> Callable[[Any], object]:
         return _refuse
 
     def unobserved(self, function: object) -> Any:
@@ -86,7 +86,7 @@ class _Unseen:
         """The names in the code that ran: code may name any."""
         return types.SimpleNamespace(names=frozenset(), makes_up_names=True)
 
-    def outputs(self, result: object, unwrap: Unwrap, more: tuple[list[Any], list[str]]) -> Any:
+    def outputs(self, result: object, unwrap: Unwrap, more: tuple[list[object], list[str]]) -> Any:
         """The leaves of the result and of further outputs, the leaves' names, the structure of the result."""
         next(one for one in self.known if isinstance(one, _ArgumentsOfRun)).check_unchanged()
         leaves, tree = flatten([result, [*more[0]]], unwrap)
@@ -100,7 +100,7 @@ class _Unseen:
 class _ArgumentsOfRun(_Unseen):
     """The arguments of a run."""
 
-    def __init__(self, call: FlatCall, leaves: list[Any], arguments: Callable[..., Any]) -> None:
+    def __init__(self, call: FlatCall, leaves: Sequence[object], arguments: Callable[..., Any]) -> None:
         super().__init__()
         self.leaves = leaves
         self.args, self.kwargs = arguments(leaves, {})
@@ -122,10 +122,10 @@ class _NoGuards:
     def __init__(self, guards: Any) -> None:
         self.guards, self.watch = guards, self
 
-    def in_tables(self) -> dict[int, Any]:
+    def in_tables(self) -> dict[int, object]:
         return {}
 
-    def watched(self, inputs: list[str], static: Mapping[int, Any]) -> str:
+    def watched(self, inputs: list[str], static: Mapping[int, object]) -> str:
         guards = self.guards
         self.guards = None
         guards.arguments_reached_too(inputs)

@@ -20,10 +20,10 @@ from .._torch.graphs import size_hint, strided_metadata, tensor_metadata
 from .._torch.nested import frozen
 from .._torch.symbols import concrete, is_symbolic
 
-UNDESCRIBED: tuple[Any, ...] = ()
+UNDESCRIBED: tuple[object, ...] = ()
 """The spec of a node whose value no spec describes, as of an operator without results."""
 _UNKNOWN = object()
-_TOKENS: dict[Any, object] = {}
+_TOKENS: dict[object, object] = {}
 
 
 def _find_token(spec: TensorSpec) -> object:
@@ -179,7 +179,7 @@ class NodeMeta(dict[str, Any]):
 
     def __init__(self, *args: object, late: Mapping[str, Callable[[], object]] | None = None, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self._late: Mapping[str, Callable[[], Any]] = {} if late is None else late
+        self._late: Mapping[str, Callable[[], object]] = {} if late is None else late
 
     def __missing__(self, key: str) -> object:
         make = self._late.get(key)
@@ -216,7 +216,7 @@ class NodeMeta(dict[str, Any]):
     def __copy__(self) -> NodeMeta:
         return self.copy()
 
-    def materialize(self) -> dict[str, Any]:
+    def materialize(self) -> dict[str, object]:
         """A plain dict with everything made."""
         for key in (*self._late, "tensor_meta"):
             self.get(key)
@@ -235,7 +235,7 @@ class NodeMeta(dict[str, Any]):
     def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
         return self.materialize() | dict(other)
 
-    def __ror__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+    def __ror__(self, other: Any) -> dict[str, object]:  # type: ignore[override]
         return dict(other) | self.materialize()
 
     def __reduce__(self) -> Any:
@@ -305,14 +305,14 @@ def _hinted(number: object) -> int:
     return number if type(number) is int else size_hint(number)
 
 
-def contiguous_strides(shape: Sequence[object]) -> tuple[Any, ...]:
+def contiguous_strides(shape: Sequence[object]) -> tuple[object, ...]:
     """The strides of a contiguous tensor with the shape."""
     return strides_in_order(shape, range(len(shape)))
 
 
 def strides_in_order(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
     """The strides of dense memory with the dimensions in `order`, outermost first."""
-    strides: list[Any] = [1] * len(shape)
+    strides: list[object] = [1] * len(shape)
     step: Any = 1
     for dim in reversed(order):
         strides[dim] = step
@@ -366,7 +366,7 @@ def pairs_of_strides(shape: Sequence[Any], stride: Sequence[Any]) -> Iterator[tu
             yield inner, outer, stride[outer] // stride[inner] - shape[inner]
 
 
-def following_strides(spec: Any, shape: Sequence[object], padded: Container[int] = ()) -> tuple[Any, ...]:
+def following_strides(spec: Any, shape: Sequence[object], padded: Container[int] = ()) -> tuple[object, ...]:
     """The strides of a tensor of symbolic `shape`, laid out as `spec` is."""
     stride = list(spec.stride)
     for inner, outer, padding in pairs_of_strides(spec.shape, spec.stride):

@@ -274,7 +274,7 @@ class Renderer:
     def _float(self, value: float) -> str:
         return repr(value) if math.isfinite(value) else self.bind(value)
 
-    def _list(self, value: list[Any]) -> str:
+    def _list(self, value: list[object]) -> str:
         return f"[{', '.join([self(item) for item in value])}]"
 
     def _tuple(self, value: tuple[object, ...]) -> str:
@@ -287,7 +287,7 @@ class Renderer:
         is_spelled = isinstance(value, torch.Size) or any(isinstance(item, torch.fx.Node) for item in leaves(value))
         return self._tuple(tuple(value)) if is_spelled else self.bind(value)
 
-    def _dict(self, value: dict[Any, Any]) -> str:
+    def _dict(self, value: dict[object, object]) -> str:
         return f"{{{', '.join([f'{self(key)}: {self(item)}' for key, item in value.items()])}}}"
 
 
@@ -323,7 +323,7 @@ _SUBCLASS_RULES: tuple[tuple[type, Callable[[Renderer, Any], str]], ...] = (
     (dict, Renderer._dict),
 )
 
-_INFIX: dict[Any, str] = {
+_INFIX: dict[object, str] = {
     operator.add: "{} + {}",
     operator.sub: "{} - {}",
     operator.mul: "{} * {}",

@@ -436,7 +436,7 @@ def merge_equal(index: JointIndex) -> int:
     """Let each node stand for its later equals, in `index` alone, not in the joint graph; returns how many went."""
     nodes, kinds, root, number = index.nodes, index.kinds, index.root, index.number
     visible = {root[i] for i in (*index.output_numbers, *index.gradient_numbers)}
-    first: dict[Any, int] = {}
+    first: dict[object, int] = {}
     stands_for: dict[int, int] = {}
     for i, node in enumerate(nodes):
         if stands_for:

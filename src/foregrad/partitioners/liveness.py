@@ -120,10 +120,10 @@ def _key(value: object) -> Any:
     return repr(value)
 
 
-def _measure(target: Any, args: object, kwargs: object) -> tuple[int, tuple[int, ...]]:
+def _measure(target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[int, tuple[int, ...]]:
     sizes: tuple[int, ...] = ()
 
-    def make_call() -> Callable[[], Any]:
+    def make_call() -> Callable[[], object]:
         zeros_by_spec = {id(spec): _zeros(spec) for spec in leaves((args, kwargs)) if isinstance(spec, TensorSpec)}
         operands, keywords = mapped((args, kwargs), TensorSpec, lambda spec: zeros_by_spec[id(spec)])
         if target is _RECURRENT[1]:

@@ -6,7 +6,7 @@ elsewhere may have any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,9 +43,9 @@ def decompose(
 def _expand(
     graph: fx.Graph,
     node: fx.Node,
-    table: Mapping[Any, Callable[..., Any]],
+    table: Mapping[object, Callable[..., object]],
     fake_mode: FakeTensorMode,
-    traces: dict[Any, fx.GraphModule],
+    traces: dict[object, fx.GraphModule],
 ) -> bool:
     operands = node.all_input_nodes
     values = [operand.meta["val"] for operand in operands]
@@ -76,7 +76,7 @@ def _expand(
 
 
 def _traced(
-    node: fx.Node, values: list[Any], table: Mapping[Any, Callable[..., object]], fake_mode: FakeTensorMode
+    node: fx.Node, values: Sequence[object], table: Mapping[Any, Callable[..., object]], fake_mode: FakeTensorMode
 ) -> fx.GraphModule:
     operands = node.all_input_nodes
 

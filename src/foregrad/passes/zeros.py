@@ -241,10 +241,10 @@ def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> Any:
 class _Sizes:
     """Symbolic sizes in the backward, read off its inputs."""
 
-    def __init__(self, graph: fx.Graph, copies: dict[fx.Node, Any]) -> None:
+    def __init__(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
         self.graph = graph
         self.copies = copies
-        self.node_by_symbol: dict[Any, fx.Node] = {}
+        self.node_by_symbol: dict[object, fx.Node] = {}
 
     def node(self, number: object) -> Any:
         for symbol in symbols_in(number):

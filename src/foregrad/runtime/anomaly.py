@@ -23,7 +23,7 @@ from .compiled import Compiled
 from .release import saved_in_part
 
 
-def watched(backward: Callable[..., object], compiled: Compiled) -> Callable[..., Any]:
+def watched(backward: Callable[..., object], compiled: Compiled) -> Callable[..., object]:
     """`backward(ctx, *tangents)` with a check of its gradients; called by `backward` while `is_anomaly_enabled`."""
     running = weakref.ref(backward)  # it holds this function among its globals
 

@@ -74,7 +74,7 @@ class Derived:
 # called.
 
 
-def owned_among(positions: tuple[int, ...], values: list[Any]) -> tuple[int, ...]:
+def owned_among(positions: tuple[int, ...], values: list[object]) -> tuple[int, ...]:
     """Positions of buffers in `values` without another owner.
 
     Checked in the first call only: a buffer with another owner has one in later calls too, as a rule: the graph is
@@ -88,7 +88,7 @@ def overwriting(backward: Boxed, positions: tuple[int, ...], make_careful: Calla
     """`backward`, which writes into its inputs at `positions`, if nobody else owns them; else the careful backward."""
     owned = memory.owned()
 
-    def choose(values: list[Any]) -> list[Any]:
+    def choose(values: list[object]) -> list[object]:
         if owned(values, positions):
             return backward(values)
         return make_careful()(values)

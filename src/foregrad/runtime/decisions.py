@@ -105,7 +105,7 @@ def generator_lines(generators: Sequence[torch.Generator], bind: Bind) -> tuple[
     return save, undo
 
 
-def open_sizes(signature: Signature, outputs: list[str]) -> dict[Any, str]:
+def open_sizes(signature: Signature, outputs: list[str]) -> dict[object, str]:
     """The variables of the symbolic sizes that the graph itself computes."""
     return {info.symbol: outputs[info.output] for info in signature.stops.decisions if info.symbol is not None}
 

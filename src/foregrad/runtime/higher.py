@@ -66,7 +66,7 @@ def differentiable_backward(
 
 def stopping_backward(
     compiled: Compiled, taken: list[int], make_node: Node, release: Release
-) -> Callable[[Any, Sequence[Any], tuple[int, ...], bool], tuple[Sequence[Any], Sequence[Any]]] | None:
+) -> Callable[[Any, Sequence[Any], tuple[int, ...], bool], tuple[Sequence[object], Sequence[object]]] | None:
     """`run(ctx, tangents, stops, needed)`: the gradients of the outputs at `stops`, where gradients end, and of the
     inputs, if `needed`. Saved tensors are kept.
     """
@@ -127,7 +127,7 @@ class _Derivatives:
 
     def __init__(self, compiled: Compiled, taken: list[int], make_node: Node, release: Release) -> None:
         self.compiled, self.taken, self.make_node, self.release = compiled, taken, make_node, release
-        self.calls_by_case: dict[Any, list[Callable[..., Any]]] = {}
+        self.calls_by_case: dict[object, list[Callable[..., Any]]] = {}
         self.is_tensor = [isinstance(spec_of(node), TensorSpec) for node in compiled.partitioned.saved_nodes]
         self.tensors = [i for i, tensor in enumerate(self.is_tensor) if tensor]
 
@@ -168,7 +168,7 @@ class Diverged:
     error: Exception | None = None
 
 
-def _saved_values(ctx: Any, is_tensor: list[bool]) -> list[Any]:
+def _saved_values(ctx: Any, is_tensor: list[bool]) -> list[object]:
     tensors = iter(saved_in_part(ctx, [False] * sum(is_tensor)) if any(is_tensor) else ())
     sizes = iter(() if all(is_tensor) else ctx.sizes)
     return [next(tensors) if tensor else next(sizes) for tensor in is_tensor]
@@ -227,7 +227,7 @@ class _Renderer(LineWriter):
             return self.saved[self.compiled.partitioned.saved_results[place.index]]
         return self.saved[place.index] if place.kind == "saved" else None
 
-    def render(self, make_node: Node) -> Callable[[Any, tuple[Any, ...]], Any]:
+    def render(self, make_node: Node) -> Callable[[Any, tuple[Any, ...]], object]:
         self._take_apart()
         names = [self._feed(place) for place in self.derivative.feeds]
         self._read_sizes(names)
@@ -386,7 +386,7 @@ def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
 
 
 def of_other_kinds(
-    backward: Callable[..., object], derivative: Callable[..., Any] | None, compiled: Compiled
+    backward: Callable[..., object], derivative: Callable[..., object] | None, compiled: Compiled
 ) -> Callable[..., Any]:
     """`backward(node, *tangents)`; if some tangents are of other kinds, `derivative(node, *tangents, kinds=)`, or an
     error without one.

@@ -24,7 +24,7 @@ class LineWriter:
         self.globals: dict[str, Any] = {}
         self.symbols: dict[Any, str] = {}
         self.containers: Mapping[int, str] = {}
-        self.views: dict[tuple[Any, ...], str] = {}  # the variable of each view that was taken
+        self.views: dict[tuple[object, ...], str] = {}  # the variable of each view that was taken
 
     def bind(self, hint: str, value: object) -> str:
         """A global name for a value."""

@@ -243,13 +243,13 @@ class _NodeRenderer:
             for position, at in self.partitioned.saved_results.items()
         ]
 
-    def _forward_graph(self) -> Callable[[list[Any]], list[Any]]:
+    def _forward_graph(self) -> Callable[[list[Any]], list[object]]:
         """The compiled forward; an output that is saved too is one object, so autograd recognizes it as an output."""
         forward, same = self.compiled.forward, self._outputs_saved()
         if not same:
             return forward
 
-        def forward_graph(values: list[Any]) -> list[Any]:
+        def forward_graph(values: list[object]) -> list[object]:
             results = forward(values)
             for saved, output in same:
                 results[saved] = results[output]
@@ -458,8 +458,8 @@ def _keep(rendered: weakref.ref[Any], graph: Callable[..., object]) -> None:
 
 def _compile_on_first_use(
     compiled: Compiled, keep: Callable[[Callable[..., Any]], None]
-) -> Callable[[list[Any]], list[Any]]:
-    def backward_graph(values: list[Any]) -> list[Any]:
+) -> Callable[[list[Any]], list[object]]:
+    def backward_graph(values: list[object]) -> list[object]:
         backward = compiled.make_backward(values)
         keep(backward)
         return backward(values)
@@ -483,7 +483,7 @@ def _partial(
     acts = functools.cache(
         lambda: compiled.make_derived is not None and backward_acts(compiled.partitioned.joint.graph)
     )
-    graphs: dict[Any, Any] = {}
+    graphs: dict[object, Any] = {}
     num_sizes = len(compiled.partitioned.saved_sizes)
     as_they_come = opaque_values().as_they_come(compiled.partitioned.backward)
 

@@ -53,7 +53,7 @@ def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) 
     def refuse(how: str) -> None:
         raise UnsupportedError(said_of(signature, name, what, after, how))
 
-    def check(output: weakref.ref[torch.Tensor], node: weakref.ref[Any], gradient: object) -> None:
+    def check(output: weakref.ref[torch.Tensor], node: weakref.ref[object], gradient: object) -> None:
         tensor, made_by = output(), node()
         if tensor is None or made_by is None:
             return
@@ -259,7 +259,7 @@ class Interior:
         stopping = self._checked(stops, hooked, tangents)
         totals = list(tangents)
         outside = [None if i in stops else t for i, t in enumerate(tangents)]
-        past: list[Any] = []
+        past: list[object] = []
         done: set[int] = set()
 
         def run(cotangents: Sequence[object], at: tuple[int, ...]) -> None:

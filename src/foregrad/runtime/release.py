@@ -46,7 +46,7 @@ class Release:
         """`histories`: the inputs with histories that a derivative may need, in the node's order."""
         self.partitioned, self.saving = partitioned, partitioned.joint.signature.gradients.saving
         self.histories = histories
-        self._known: dict[Any, int] = {}
+        self._known: dict[object, int] = {}
 
     def check(self, ctx: object, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> None:
         """Raise `RuntimeError` if one of eager's nodes would run a second time."""
@@ -266,7 +266,7 @@ def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
     if parts is not None and hasattr(ctx, "kept"):
         return held(ctx, read)
     try:
-        saved: tuple[Any, ...] = ctx.saved_tensors
+        saved: tuple[object, ...] = ctx.saved_tensors
         return saved
     except RuntimeError:
         if all(read) and parts is None:
@@ -289,10 +289,10 @@ def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
         raise
 
 
-def _unpack(ctx: Any) -> Callable[[int], Any] | None:
+def _unpack(ctx: Any) -> Callable[[int], object] | None:
     """A function that gives one saved tensor of a node, by position; None for a Python node on torch 2.11."""
     if hasattr(ctx, "saved_tensor"):  # foregrad's own node in C++
-        unpack: Callable[[int], Any] = ctx.saved_tensor
+        unpack: Callable[[int], object] = ctx.saved_tensor
         return unpack
     try:
         saved = ctx._raw_saved_tensors

@@ -64,7 +64,7 @@ class RunLines(LineWriter):
         inputs: list[str],
         names: Names,
         stop: Stop,
-        symbols: Mapping[Any, str] | None = None,
+        symbols: Mapping[object, str] | None = None,
         wrappers: Sequence[str] = (),
         containers: Mapping[int, str] | None = None,
         *,

@@ -93,10 +93,10 @@ def later_lines(
 class _StagedBackward:
     """One backward after its first stage."""
 
-    def __init__(self, stages: Sequence[Stage], calls: Sequence[Boxed], values: dict[str, Any]) -> None:
+    def __init__(self, stages: Sequence[Stage], calls: Sequence[Boxed], values: dict[str, object]) -> None:
         self.stages, self.calls, self.values = stages, calls, values
         self.done = 0
-        self.gradients_by_stage: dict[int, Sequence[Any]] = {}  # by stage
+        self.gradients_by_stage: dict[int, Sequence[object]] = {}  # by stage
 
     def gradients(self, number: int) -> Sequence[Any] | None:
         """The gradients of a stage, given out once."""
@@ -121,15 +121,15 @@ def in_stages(
     placeholders for the gradients of later stages.
     """
 
-    def backward(values: list[Any]) -> list[Any]:
+    def backward(values: list[object]) -> list[Any]:
         call: _StagedCall | None = getattr(_entered, "call", None)
         _entered.call = None
         run = _StagedBackward(stages, calls, dict(zip(names, values, strict=True)))
         values.clear()
-        gradients: list[Any] = [None] * len(specs)
+        gradients: list[object] = [None] * len(specs)
         for number, stage in enumerate(stages):
             if number and call is not None:
-                stage_gradients: Sequence[Any] = [_nothing(specs[index]) for index in stage.inputs]
+                stage_gradients: Sequence[object] = [_nothing(specs[index]) for index in stage.inputs]
             else:
                 stage_gradients = run.gradients(number) or ()
             for index, gradient in zip(stage.inputs, stage_gradients, strict=True):

@@ -77,7 +77,7 @@ def with_history(tensors: list[torch.Tensor], error: Exception | None = None) ->
 class EffectLines(LineWriter):
     """The lines of one node's backward, and their globals."""
 
-    def __init__(self, signature: Signature, names: Names, globals: dict[str, Any], tangents: list[str]) -> None:
+    def __init__(self, signature: Signature, names: Names, globals: dict[str, object], tangents: list[str]) -> None:
         super().__init__(names)
         self.signature, self.effects, self.tangents = signature, signature.backward, tangents
         self.globals = globals

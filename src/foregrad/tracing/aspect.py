@@ -84,7 +84,7 @@ class Aspect:
     """
 
     functions: ClassVar[Mapping[Any, Row]] = {}
-    operators: ClassVar[Mapping[Any, Row]] = {}
+    operators: ClassVar[Mapping[object, Row]] = {}
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         """A tape begins. `host` may be half made: ask it nothing yet."""
@@ -190,7 +190,7 @@ class Aspects(Subjects):
     def marks(self) -> list[Any]:
         return [one.mark() for one in self]
 
-    def drop(self, marks: list[Any]) -> None:
+    def drop(self, marks: list[object]) -> None:
         for one, mark in zip(self, marks, strict=True):
             one.drop(mark)
 

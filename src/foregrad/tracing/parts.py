@@ -47,7 +47,7 @@ class Options:
     name: str = "function"
     decompositions: Mapping[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     higher_order: bool = True
-    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     live_hooks: bool = False
     takes_output: bool = False
     runs_regions: bool = True
@@ -77,9 +77,9 @@ class CalledPython:
     def is_region(self, cls: Any) -> bool:
         return not of_python().is_of_library(cls) and bool(_refuse())
 
-    def applied(self, cls: object, context: dict[str, Any]) -> None: ...
+    def applied(self, cls: object, context: dict[str, object]) -> None: ...
 
-    def settle(self, results: Sequence[Any], analysis: Any) -> bool:
+    def settle(self, results: Sequence[object], analysis: Any) -> bool:
         """Divide hooks between the backward and each call. Whether the backward, not traced yet, runs hooks."""
         return False
 
@@ -161,7 +161,7 @@ class CaptureParts(Host):
     def on_numpy(self, cls: object) -> None:
         self.called.on_numpy(cls)
 
-    def ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def ask(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.facts.ask(func, args, kwargs)
 
     def missing(self, tensor: torch.Tensor, name: str) -> None:
@@ -239,7 +239,7 @@ class CaptureParts(Host):
 
 
 @runs_user_code
-def run_function(function: Callable[..., object], args: Any, kwargs: Any) -> Any:
+def run_function(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     # The frame of this function ends the user's part of a stack trace.
     return function(*args, **kwargs)
 

@@ -51,7 +51,7 @@ def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> An
 
 
 def _gradients_of(
-    outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[torch.Tensor], *, keep: bool
+    outputs: Sequence[object], leaves: Sequence[object], tangents: Sequence[torch.Tensor], *, keep: bool
 ) -> tuple[Sequence[Any], dict[int, Exception]]:
     """The gradients, and eager's errors for some outputs: then the gradients are the other outputs'.
 

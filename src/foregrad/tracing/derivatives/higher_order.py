@@ -101,7 +101,7 @@ class Differentiation(RecordedBackward):
         finally:
             self.recorder.origins.forget()  # the frame of a backward, whose node holds what the session is part of
 
-    def _at_hand(self) -> dict[int, Any]:
+    def _at_hand(self) -> dict[int, object]:
         """The call's real values by value number."""
         numbering = self.session.numbering
         saved, tangents = self.values()
@@ -272,7 +272,9 @@ def with_tangents(origin: ResumableTrace, kinds: Sequence[TangentKind]) -> Resum
     return dataclasses.replace(origin, output_slots=tuple(slots), tangent_specs=tuple(specs)) if kinds else origin
 
 
-def tangents_of(origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Sequence[torch.Tensor]) -> Iterator[Any]:
+def tangents_of(
+    origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Sequence[torch.Tensor]
+) -> Iterator[object]:
     """The tangents of the `kinds`, made of fakes of their plain tensors."""
     rest = iter(fakes)
     for kind in kinds:

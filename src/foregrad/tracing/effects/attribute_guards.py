@@ -52,7 +52,7 @@ class Facts:
         self.made: dict[tuple[Asked, str, Any], Any] = {}
         self.gradients = Gradients(inputs, self.note, where)
 
-    def ask(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+    def ask(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """The answer, or NotImplemented when the stand-in may answer."""
         rule = _RULES.get(func)
         if rule is None or not args or not isinstance(args[0], torch.Tensor):
@@ -253,7 +253,7 @@ class Facts:
         )
 
 
-_RULES: dict[Any, Callable[[Facts, Asked, Any], Any]] = {
+_RULES: dict[object, Callable[[Facts, Asked, Any], object]] = {
     _TENSOR.is_leaf.__get__: Facts._is_leaf,
     _TENSOR.grad_fn.__get__: Facts._grad_fn,
     _TENSOR._version.__get__: Facts._version,

@@ -110,8 +110,8 @@ class Host(Hooks):
         """The user's line."""
         raise NotImplementedError
 
-    def swap(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        swapped: tuple[tuple[Any, ...], dict[str, Any]] = self.lifting.swap(args, kwargs)
+    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        swapped: tuple[tuple[object, ...], dict[str, object]] = self.lifting.swap(args, kwargs)
         return swapped
 
     def engine(self, roots: Sequence[object] | None) -> contextlib.AbstractContextManager[None]:
@@ -156,7 +156,7 @@ class Host(Hooks):
     def on_numpy(self, cls: object) -> None:
         """A custom Function hands a tensor to NumPy."""
 
-    def ask(self, func: object, args: tuple[object, ...], kwargs: object) -> Any:
+    def ask(self, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """The answer to a question of the program about a tensor; NotImplemented: PyTorch answers."""
         return NotImplemented
 
@@ -228,6 +228,6 @@ class Recording(Protocol):
 
     def pure(self, plan: Any, args: Any, kwargs: Any) -> Any: ...
 
-    def kernels(self, func: object, args: object, kwargs: object) -> Any: ...
+    def kernels(self, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any: ...
 
     def run_fake(self, func: object, args: object, kwargs: object) -> Any: ...

@@ -28,7 +28,7 @@ class Emit(Protocol):
     """Appends an operator to the tape."""
 
     def __call__(
-        self, target: object, *args: object, kwargs: dict[str, Any] | None = None, spec: TensorSpec | None = None
+        self, target: object, *args: object, kwargs: dict[str, object] | None = None, spec: TensorSpec | None = None
     ) -> Entry: ...
 
 
@@ -160,7 +160,7 @@ def _is_contiguous(spec: TensorSpec) -> bool:
     return True
 
 
-_RULES: dict[Any, Rule] = {
+_RULES: dict[object, Rule] = {
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
     aten.diagonal.default: _diagonal,
@@ -336,7 +336,7 @@ def with_bits(emit: Emit, entry: Entry, one: TensorSpec, other: TensorSpec) -> E
     return entry
 
 
-def _single_output(view: View, source: TensorSpec) -> tuple[Any, tuple[Any, ...]] | None:
+def _single_output(view: View, source: TensorSpec) -> tuple[object, tuple[object, ...]] | None:
     """A one-output operator for one output of unbind or split."""
     index = view.index
     assert index is not None

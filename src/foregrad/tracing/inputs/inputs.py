@@ -184,7 +184,7 @@ class Inputs:
         self.as_they_are.update(found)
         return not self.reads.given.issuperset(map(id, found))
 
-    def arguments(self, array_of: Callable[[Any], object], leaves: list[Any], made: dict[int, Any]) -> Arguments:
+    def arguments(self, array_of: Callable[[Any], object], leaves: list[object], made: dict[int, object]) -> Arguments:
         """The containers that the function is called with, made of the `leaves`; `made` gets them by number."""
         with self.recorder:
             return self.call.arguments(leaves, functools.partial(self.wrappers.of_argument, array_of), made)

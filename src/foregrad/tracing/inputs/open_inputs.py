@@ -44,7 +44,7 @@ class OpenInputs:
         self.made: ById[Any, Sequence[Any]] = ById()  # by what is made of results of the graph: these
         self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # what gradients come in for, and its plain tensors
 
-    def of_argument(self, array_of: Callable[[Any], Any], spec: Any, parts: Sequence[Any]) -> Any:
+    def of_argument(self, array_of: Callable[[Any], object], spec: Any, parts: Sequence[object]) -> Any:
         """The stand-in of an argument, over the stand-ins of its plain tensors; `array_of` makes arrays'."""
         return array_of(*parts)
 

@@ -52,7 +52,7 @@ class Checks:
         self.recorder = recorder
         self.made: list[Check] = []
 
-    def note(self, op: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+    def note(self, op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Keep `op` and its arguments."""
         rec = self.recorder
         entry_args, entry_kwargs = rec.to_entries(args), rec.to_entries(kwargs)
@@ -82,16 +82,16 @@ _FUNCTIONAL_ASSERT = aten._functional_assert_async.msg
 _OF_METADATA = {aten._assert_tensor_metadata.default}
 
 
-def _note(rec: Recording, plan: Any, args: object, kwargs: object) -> None:
+def _note(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     rec.checks.note(plan.op, args, kwargs)
 
 
-def _note_builtin(rec: Recording, plan: Any, args: object, kwargs: object) -> None:
+def _note_builtin(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     rec.kernels(plan.op, args, kwargs)  # which look at the metadata
     rec.checks.note(plan.op, args, kwargs)
 
 
-def _functional_assert(rec: Recording, plan: Any, args: Any, kwargs: object) -> object:
+def _functional_assert(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     rec.checks.note(aten._assert_async.msg, args[:2], {})
     return rec.pure(plan, args, kwargs)
 
@@ -124,7 +124,7 @@ def check_windows(*args: Any, **kwargs: Any) -> None:
 
 
 # Functions that look at values by themselves, without an operator that a capture would see -> the look.
-VALUE_CHECKS: dict[Any, Callable[..., None]] = {
+VALUE_CHECKS: dict[object, Callable[..., None]] = {
     torch.nn.functional.one_hot: check_classes,
     torch.quantile: check_fractions,
     torch.Tensor.quantile: check_fractions,

@@ -263,7 +263,7 @@ class Metadata:
         spec = recipe.spec
         return new_stand_in_over(tensors[recipe.of], spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
 
-    def _made(self, recipe: Any, tensors: list[Any]) -> Any:
+    def _made(self, recipe: Any, tensors: list[object]) -> Any:
         cls = type(recipe)
         if cls is TensorSpec:
             return new_stand_in(recipe.shape, recipe.stride, recipe.dtype, recipe.device)
@@ -277,7 +277,7 @@ class Metadata:
             return None
         return cls(self._made(item, tensors) for item in recipe)
 
-    def _recipe(self, out: object, tensors: list[Any]) -> Any:
+    def _recipe(self, out: object, tensors: list[object]) -> Any:
         if is_stand_in(out) and type(out) in (_TENSOR, _PARAMETER):
             return self._recipe_of_one(out, tensors)
         if out is None:
@@ -286,7 +286,7 @@ class Metadata:
             return (list if isinstance(out, list) else tuple)(self._recipe(item, tensors) for item in out)
         raise _Uncacheable
 
-    def _recipe_of_one(self, out: torch.Tensor, tensors: list[Any]) -> Any:
+    def _recipe_of_one(self, out: torch.Tensor, tensors: list[object]) -> Any:
         for at, tensor in enumerate(tensors):
             if out is tensor:
                 return _Argument(at)
@@ -324,7 +324,7 @@ def _specs(recipe: Any) -> object:
 
 def _shares(info: OpInfo, args: tuple[object, ...], tensors: list[Any]) -> bool:
     """Whether a written tensor shares memory with an argument: the result then depends on their places."""
-    written: list[Any] = []
+    written: list[object] = []
     for at in info.writes:
         value = args[at] if at < len(args) else None
         written += value if isinstance(value, (list, tuple)) else [value]

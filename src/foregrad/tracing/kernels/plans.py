@@ -89,11 +89,11 @@ def has_real(values: Any, is_known: Any) -> bool:
     return False
 
 
-NO_KEYWORDS: dict[str, Any] = {}
+NO_KEYWORDS: dict[str, object] = {}
 PLAIN = {int, float, bool, type(None), str, torch.dtype, torch.device, torch.Size}
 
 
-def draws_nothing(target: object, args: Any) -> bool:
+def draws_nothing(target: object, args: tuple[object, ...]) -> bool:
     """Whether a random operator is called in a way that draws no random numbers (dropout with probability 0)."""
     if not isinstance(target, OpOverload):
         return False
@@ -220,7 +220,7 @@ def _cat(rec: Recording, plan: Any, args: object, kwargs: object) -> object:
 # that does so else would make every size a plain number.
 
 
-def _zeros(rec: Recording, plan: object, args: Any, kwargs: Any) -> torch.Tensor:
+def _zeros(rec: Recording, plan: object, args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor:
     with rec:
         zeros = aten.zeros.default(*args, dtype=kwargs.get("dtype"), device=kwargs.get("device"))
     rec.has_absent = rec.values[zeros].is_absent = True
@@ -237,7 +237,7 @@ def _is_absent(rec: Recording, operand: object) -> bool:
 def _skipping(count: int) -> Formula:
     """For an operator that gives nothing where one of its first `count` operands is nothing."""
 
-    def formula(rec: Recording, plan: Any, args: Any, kwargs: object) -> Any:
+    def formula(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         if rec.has_absent and any(_is_absent(rec, operand) for operand in args[:count]):
             out = rec.run_fake(plan.op, args, kwargs)
             with rec:

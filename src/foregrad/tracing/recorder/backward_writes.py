@@ -154,7 +154,7 @@ class BackwardWrites:
 
     # ---------------------------------------------------------------- a write
 
-    def note(self, info: OpInfo, args: Any, kwargs: Any) -> None:
+    def note(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """An operator of the backward that writes, or may do so in hiding, is about to run."""
         if info.hidden_writes and not self.recorder.writes.happen_in_hiding(info, args):
             return

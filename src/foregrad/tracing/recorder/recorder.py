@@ -73,7 +73,7 @@ class Recorder(Trace, ThreadDispatchMode):
         self.is_symbolic = fake_mode.shape_env is not None
         self.has_absent = False
         self.phases: dict[int, torch.Tensor] = {}  # see `_require` in plans.py, by autograd sequence number
-        self.wrapper_inputs: IdSet[Any] = IdSet()  # the stand-ins of wrappers
+        self.wrapper_inputs: IdSet[object] = IdSet()  # the stand-ins of wrappers
         self.plans: dict[int, Plan] = {}
         self.fakes = FakeRuns(fake_mode, self.is_symbolic)
         self.metadata = Metadata(self.values.get, self.kernels)
@@ -222,7 +222,7 @@ class Recorder(Trace, ThreadDispatchMode):
                 raise
             raise said from None
 
-    def _fake(self, func: Any, args: Any, kwargs: Any) -> object:
+    def _fake(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if self.is_symbolic:
             return symbolic_fake(self.fake_mode, func, args, kwargs)
         return self.fake_mode.dispatch(func, (), args, kwargs)
@@ -302,7 +302,7 @@ class Recorder(Trace, ThreadDispatchMode):
             self.late.note_targets([tensor], (), is_metadata=True)
         self.changes.replaced_by(tensor, source)
 
-    def _adopt_real(self, func: object, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _adopt_real(self, func: object, args: Any, kwargs: dict[str, object]) -> tuple[Any, Any]:
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             constant = self.constant(args[0])
             if args[0].layout is torch.strided and not args[0].untyped_storage().resizable():

@@ -53,7 +53,7 @@ class _GraphBuilder:
         self.root = torch.nn.Module()
         self.nodes: dict[Entry, fx.Node] = {}
         self.constants = 0
-        self.objects: dict[Any, fx.Node] = {}
+        self.objects: dict[object, fx.Node] = {}
         self.operators: dict[int, tuple[str, bool]] = {}  # see `_about`
 
     def build(
@@ -198,7 +198,7 @@ class _LateMeta(Mapping[str, Callable[[], Any]]):
         assert self.origin is not None
         return self.prefix + self.origin.text()
 
-    def _modules(self) -> dict[str, Any]:
+    def _modules(self) -> dict[str, object]:
         assert self.origin is not None
         return {str(i): item for i, item in enumerate(self.origin.modules)}
 
@@ -253,9 +253,9 @@ def symbols_of_inputs(inputs: Sequence[Entry], numbers: Mapping[Entry, object]) 
 
     `numbers` has the symbolic numbers that inputs are, by entry.
     """
-    found: dict[Any, SizeSymbol] = {}
+    found: dict[object, SizeSymbol] = {}
     for position, entry in enumerate(inputs):
-        sizes: list[tuple[int | None, Any]] = []
+        sizes: list[tuple[int | None, object]] = []
         if isinstance(entry.spec, TensorSpec):
             sizes = list(enumerate(entry.spec.shape))
         elif entry in numbers:

@@ -38,7 +38,7 @@ class Origin:
     modules: tuple[tuple[str, str], ...]
     metadata: Mapping[str, Any] | None = None
     marked_call: int = 0
-    custom: Mapping[str, Any] | None = None
+    custom: Mapping[str, object] | None = None
 
     def text(self) -> str:
         """As in a traceback, outermost first: the form that `node.meta["stack_trace"]` has."""
@@ -68,7 +68,7 @@ class Origins:
         custom = traceback.current_meta.get("custom")
         root, is_user, modules = self.root, _IS_USER, self.modules
         first: Any = None
-        metadata: Mapping[str, Any] | None = None
+        metadata: Mapping[str, object] | None = None
         frames: list[tuple[CodeType | _SourceLine, int]] = []
         while frame is not None:
             code = frame.f_code

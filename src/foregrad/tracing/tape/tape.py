@@ -57,7 +57,7 @@ class Entry:
         return f"Entry({self.name or self.target})"
 
 
-def map_entries(value: Any, fn: Callable[[Entry], Any]) -> Any:
+def map_entries(value: Any, fn: Callable[[Entry], object]) -> Any:
     """`value` with `fn` applied to its every entry, through lists, tuples, dicts and slices."""
     cls = type(value)
     if cls is Entry:
@@ -87,7 +87,7 @@ def entries_in(value: object) -> Iterator[Entry]:
 class Tape:
     """An ordered list of entries."""
 
-    def __init__(self, origins: dict[int, Any] | None = None) -> None:
+    def __init__(self, origins: dict[int, object] | None = None) -> None:
         self.entries: list[Entry] = []
         # Where each forward operator was called, by autograd sequence number.
         self.origins: dict[int, Any] = {} if origins is None else origins
@@ -157,7 +157,7 @@ class Learned:
     viewed: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     as_they_are: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     late: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
-    containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
+    containers: dict[tuple[int, object], bool] = dataclasses.field(default_factory=dict)
     regions: set[Any] = dataclasses.field(default_factory=set)
     hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
     samples: Sampler = dataclasses.field(default_factory=new_samples)
@@ -181,7 +181,7 @@ class Numbering:
         self.tape = tape
         self.first: list[Entry] = []  # by number: the entry it was first seen at
         self._positions: list[int] = []  # by number: where on the tape that is
-        self._by_key: dict[Any, int] = {}
+        self._by_key: dict[object, int] = {}
         self._by_entry: dict[Entry, int] = {}
         self._orders: dict[int, tuple[int, tuple[int, ...]]] = {}  # by number of a transpose: of what, and how
         self._done = 0

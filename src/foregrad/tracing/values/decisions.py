@@ -71,7 +71,7 @@ class Decisions:
         self._varying: set[Entry] = set()
         self._contents: dict[Entry, torch.Tensor] = {}
         # The symbolic integer in a tensor, by the tensor's entry; None where the integer is plain.
-        self._integers: dict[Entry, Any] = {}
+        self._integers: dict[Entry, object] = {}
 
     def refuse(self, error: Exception) -> None:
         """The capture fails by `error`, whoever catches it meanwhile."""
@@ -369,7 +369,7 @@ class _PrefixAtHand(Prefix):
     def __init__(self, numbering: Numbering, at_hand: AtHand) -> None:
         super().__init__(numbering.tape, lambda _entry: None)
         self.numbering, self.at_hand = numbering, at_hand
-        self.by_number: Mapping[int, Any] | None = None
+        self.by_number: Mapping[int, object] | None = None
         self.at = len(numbering.tape.entries)  # the forward has drawn its random numbers
 
     def value(self, entry: Entry) -> Any:

@@ -42,8 +42,10 @@ class Numbers:
         self.texts: Any = None  # gives marks for texts that each call makes
         self.made: list[TracedFloat] = []
         self.by_entry: dict[Entry, TracedFloat] = {}
-        self.by_symbol: dict[Any, TracedFloat] = {}
-        self.integers: dict[Any, str] = {}  # symbols of those that are plain ones to the program: where they are from
+        self.by_symbol: dict[object, TracedFloat] = {}
+        self.integers: dict[
+            object, str
+        ] = {}  # symbols of those that are plain ones to the program: where they are from
         if table is not None:
             table.tell(self)
 
@@ -280,7 +282,7 @@ def _number_in(value: Any) -> object:
     return value.item() if is_one else value
 
 
-def _recorded_limit(function: Callable[..., object]) -> Callable[..., Any]:
+def _recorded_limit(function: Callable[..., object]) -> Callable[..., object]:
     """Of floats alone: `min` and `max` of an integer and a float may give either type, and are decided on."""
     recorded = _recorded(function)
 

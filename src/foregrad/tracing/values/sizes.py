@@ -89,7 +89,7 @@ def shapes_of(result: object) -> tuple[Any, ...]:
     return tuple(_shape_of(value) for value in values)
 
 
-def _shape_of(value: object) -> tuple[Any, ...] | None:
+def _shape_of(value: object) -> tuple[object, ...] | None:
     if isinstance(value, (tuple, list)):
         return shapes_of(value)
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
@@ -137,7 +137,7 @@ class OpenSizes:
         self.seen = seen
         self.always = always
         self.made: dict[Entry, Any] = {}  # by the entry that gives a size: that size
-        self.counts: dict[Entry, Any] = {}  # by the entry of a mask: how many of its elements are chosen
+        self.counts: dict[Entry, object] = {}  # by the entry of a mask: how many of its elements are chosen
 
     def are_open(self, where: str, value: int) -> bool:
         """Whether a number of elements, found at the program's line, may differ in the next call."""
@@ -301,7 +301,7 @@ def _unique_along(entry: Entry, dim: int, result: Any) -> list[Shape | None]:
 
 
 _OF_ONE_ROW = (aten.masked_select.default, aten.repeat_interleave.Tensor, aten.bincount.default)
-_RULES: dict[Any, Rule] = {
+_RULES: dict[object, Rule] = {
     **dict.fromkeys(_OF_ONE_ROW, _row),
     aten.nonzero.default: _positions,
     aten.index.Tensor: _picked,
