@@ -227,9 +227,9 @@ def _spelled(writer: ObjectWriter, key: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------- prints, logs and warnings
-# What a program prints, logs and warns of: effects of a call, said again by each compiled one.
+# A program's prints, logs and warnings: effects of a call that each compiled call says again.
 #
-# Each is a `CallMethod` on `CONSOLE`, with plain values. The text of anything else is made in the capture.
+# Each is a `CallMethod` on `CONSOLE`, with plain values. The text of any further object is made in the capture.
 
 Said = tuple[str, tuple[Any, ...]]
 """A method of the console, and its arguments."""
@@ -347,7 +347,7 @@ def warn_of(
     is_outside = False
     for _ in range(max(stacklevel, 1) - 1):
         if is_outside or frame is None:
-            return None  # what is behind the compiled function is not behind the program in a call
+            return None  # a frame above the compiled function does not belong to the program
         code, frame = frame.f_code, frame.f_back
         while frame is not None and not is_outside:
             back = frame.f_back

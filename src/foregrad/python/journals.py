@@ -269,8 +269,8 @@ def _place_of(places: list[Place]) -> StatePlace | None:
 
 
 # -------------------------------------------------------------------- iterators
-# Iterators older than the call. An item that is taken from an iterator is gone, so a run finds in its place a stand-in
-# that refuses to give any.
+# Iterators older than the call. An item taken from an iterator is gone. So a run finds a stand-in in the iterator's
+# place, and the stand-in refuses to give items.
 
 
 class UntouchedIterator:

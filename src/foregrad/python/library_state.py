@@ -53,11 +53,11 @@ class LibraryState:
 
     def __init__(self, reads: Reads, scan: Any, entered: Container[types.CodeType]) -> None:
         self.reads, self.scan, self.entered = reads, scan, entered
-        self.gone_through: set[str] = set()  # tables of the process of which code asks more than single items
+        self.gone_through: set[str] = set()  # tables of the process from which code asks more than single items
         self.own: dict[int, types.ModuleType] = {}  # modules of the program's that code names
         self._done: set[tuple[int, frozenset[str]]] = set()
         self._abstract: dict[int, _Registered] = {}  # by the id of an abstract class
-        self._named: dict[int, set[str]] = {}  # by the id of a module: names that were looked up in it
+        self._named: dict[int, set[str]] = {}  # by a module's id: names looked up in the module
         self._objects: dict[int, tuple[Any, str, set[str]]] = {}  # objects, classes and modules; names that were asked
 
     def named(self, module: types.ModuleType, names: frozenset[str], probed: set[str]) -> None:
@@ -143,7 +143,7 @@ class LibraryState:
                 except Exception:  # noqa: S112 (a library's own property may raise anything)
                     continue
                 if is_plain(item) and not isinstance(item, _CONSTANTS):
-                    ask = functools.partial(_attribute, reference(value), attribute)  # which does not keep it alive
+                    ask = functools.partial(_attribute, reference(value), attribute)  # without keeping the object alive
                     self.reads.ask(ask, f"{name}.{attribute}", ask)
                 elif not isinstance(item, type):
                     self.object(item, f"{name}.{attribute}")
@@ -196,7 +196,7 @@ def _attribute(get: Callable[[], Any], name: str, _: Any) -> Any:
     return getattr(get(), name, ABSENT)
 
 
-_dump: Any = vars(abc)["_get_dump"]  # what is registered, and what `isinstance` has been told
+_dump: Any = vars(abc)["_get_dump"]  # registered classes, and answers given to `isinstance`
 
 
 class _Registered:
@@ -218,7 +218,7 @@ class _Registered:
                     own = [one() for one in _dump(cls)[0]] if isinstance(cls, abc.ABCMeta) else []
                     found.update(map(id, own))
                     waiting += [*type.__subclasses__(cls), *own]
-            self._found, self._token = hash(frozenset(found)), token  # in this order, for other threads
+            self._found, self._token = hash(frozenset(found)), token  # in this order, for readers on further threads
         return self._found
 
 
@@ -251,7 +251,8 @@ def _autocast(_: Any) -> Any:
 
 
 _OF_AUTOCAST = set("get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype is_autocast_enabled".split())
-# What no attribute is, and no function tells without arguments: names, what people call it, how to ask.
+# State that is neither an attribute nor the result of a function without arguments: names, words for people, how to
+# ask.
 _SWITCHES: dict[str, tuple[tuple[set[str], str, Callable[[Any], Any]], ...]] = {
     "torch": ((_OF_AUTOCAST, "the dtype of torch.autocast", _autocast),),
     "decimal": (

@@ -82,7 +82,7 @@ class Scan:
         self.names: set[str] = set()
         self.probed: set[str] = set()  # names that code asks for without knowing whether they are there
         self.makes_up_names = False
-        self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and what their code names
+        self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and the names in their code
         self._functions: list[types.FunctionType] = []
         self._apart = frozenset(function.__code__ for function in apart)
         self._opened: set[types.CodeType] = set()
@@ -90,7 +90,7 @@ class Scan:
         self._objects: list[tuple[Any, str, int, set[str]]] = []  # (object or class, name, depth, names done)
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
         self._handed_on: dict[int, Any] = {}
-        self._under = NamesMet()  # what objects were last looked at under
+        self._under = NamesMet()  # the names under which objects were last looked at
         self._settled: dict[int, set[str]] = {}  # by the id of a namespace: globals that were looked at, modules apart
         self._class_tables: dict[type, ReadSite] = {}
         self._of_modules: set[type] = set()
@@ -196,7 +196,7 @@ class Scan:
         return named
 
     def _open(self, function: types.FunctionType) -> None:
-        if function.__dict__:  # which other code may read
+        if function.__dict__:  # code elsewhere may read them
             self._objects.append((function, function.__name__, 0, set()))
         if function.__code__ not in self.entered:
             return
@@ -237,7 +237,7 @@ class Scan:
                 value = vars(builtins).get(name, ABSENT)
                 if value is ABSENT:
                     self.reads.place(vars(builtins), "dict", "builtins", "attr").lacks((name,))
-                elif not isinstance(value, _OF_BUILTINS):  # what the program has put there; a capture replaces `print`
+                elif not isinstance(value, _OF_BUILTINS):  # the program put it there; a capture replaces `print`
                     self.reads.add(self.reads.place(vars(builtins), "dict", "builtins", "attr"), name, value)
                     self.visit(value, name)
                 continue
@@ -263,7 +263,7 @@ class Scan:
                 value = ABSENT
             is_new = self.reads.add(place, "cell_contents", value)
             is_handed_on = code is not None and name in code.handed_on
-            if isinstance(value, types.ModuleType):  # of which each code names others
+            if isinstance(value, types.ModuleType):  # each code names further items of a module
                 self.libraries.named(value, frozenset() if code is None else code.others, self.probed)
             elif is_handed_on:
                 self._hand_on(value, name)
@@ -379,7 +379,7 @@ class Scan:
                 if is_array(value) and value.dtype.hasobject and value.size <= _MOST_ITEMS:
                     for item in value.ravel().tolist():
                         self.visit(item, f"{name}[...]", depth)
-                elif table_of(value) is None:  # what C calls, a key of `functools.cmp_to_key`
+                elif table_of(value) is None:  # C calls it: a key of `functools.cmp_to_key`
                     for held in gc.get_referents(value):
                         if isinstance(held, _CODE):
                             self.function(held, name)
@@ -406,7 +406,7 @@ class Scan:
             manager = vars(logger.manager)  # `logging.disable`
             self.reads.add(self.reads.place(manager, "dict", "logging", "attr"), "_disable", manager["_disable"])
             if logger is value or self._is_new(logger):
-                self._object(logger, f"logger {logger.name}", depth)  # what else the program names of it
+                self._object(logger, f"logger {logger.name}", depth)  # further attributes that the program names
         table = table_of(value)
         if type(table) is not dict or inside > _DEEPEST_IN_LIBRARY or not keeps_options(type(value)):
             return
@@ -531,7 +531,7 @@ class Scan:
         if table is not None and attribute in table and not isinstance(value, threading.local):
             place = self.reads.place(table, "dict", name, "attr")
             item = table[attribute]
-            for base in type(value).__mro__:  # a property of that name would hide it
+            for base in type(value).__mro__:  # a property of that name would hide the attribute
                 if not is_of_library(base) and attribute not in base.__dict__:
                     self._class_table(base).lacks((attribute,))
         else:
@@ -566,7 +566,7 @@ class Scan:
 LOOKS_UP = (torch.Tensor.__hash__.__code__, torch.utils.weak.WeakIdRef.__hash__.__code__)  # tensors in dicts and sets
 _OF_ENUMS = {"_member_map_", "_value2member_map_"}
 _NAMES = {"__module__", "__name__", "__qualname__"}
-_GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # what code with these names may ask a class for: anything
+_GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # code with these names may ask a class for any attribute
 
 
 def _all(get: Callable[[Any], Any], values: list[Any]) -> tuple[Any, ...]:

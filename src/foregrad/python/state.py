@@ -35,7 +35,7 @@ from .program_state import ProgramState
 from .reads import Reads
 from .writes import MadeValues, PythonWrites
 
-_Named = tuple[list[Any], list[str]]  # values, and what people call them
+_Named = tuple[list[Any], list[str]]  # values, and the words that people call them by
 
 
 class PythonState:
@@ -67,10 +67,10 @@ class PythonState:
         self.writes: tuple[PythonWrite, ...] = ()
         self.spec: Tree = LEAF
         self._changed: list[Holder] = []  # by the run
-        self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
+        self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, the object before, its stand-in)
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: ById[torch.nn.Module, list[Holder]] = ById()
-        self.given_back: ById[Any, Holder | None] = ById()  # what the run made, in what it returns or leaves
+        self.given_back: ById[Any, Holder | None] = ById()  # objects that the run made and returns or leaves
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
     def put_stand_ins(self, where: Callable[[], str]) -> None:
@@ -89,7 +89,7 @@ class PythonState:
         for holder, key, value in drawing:
             key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
             if holder is None or holder.kind is kinds.PASSAGE or dict(holder.items()).get(key) is not value:
-                if not is_generator_of_numpy(value):  # of which it shows that they were drawn from
+                if not is_generator_of_numpy(value):  # the generator's state shows these draws
                     self._refuse_drawing(value.__name__)
                 continue
             stand_in: Any = stand_in_for(value)
@@ -187,7 +187,7 @@ class PythonState:
                 f"`{self.name}` leaves a tensor that it made in {stray}, where nobody looks. Keep it in a module "
                 "that the function reaches, or return it."
             )
-        self.given.check_closed(self.name)  # which are made anew for each run
+        self.given.check_closed(self.name)  # its files are made anew for each run
         self._changed = _written(self.own.changed(), self.before, self.call.function)
         has_changed = bool(self._changed) or any(True for _ in self.journals.calls())
         _check_caches(self.name, self.before, self.call, has_changed=has_changed)
@@ -257,7 +257,7 @@ class PythonState:
             holder.put_back(None)
         for holder in written:
             self.own.undo(holder)
-        forget_written(self.reads, self.before, self.own.read)  # some hold again what they held: these were no changes
+        forget_written(self.reads, self.before, self.own.read)  # places with the value from before have no change
         for holder in written:
             if holder.kind is kinds.CLASS:  # who reads its attributes by way of `type(self)` is not seen
                 place = self.reads.place(holder.place, "dict", holder.target.__name__, "attr")
@@ -420,7 +420,7 @@ class RunArguments:
         made: dict[int, Any] = {}
         self.args, self.kwargs = arguments(leaves, made)
         paths = [path for _, path in call.containers]
-        arrays = {node.number for _, node in call.tree.walk("") if node.kind == "array"}  # which nothing is written to
+        arrays = {node.number for _, node in call.tree.walk("") if node.kind == "array"}  # nothing writes to these
         self.named = [(value, paths[number]) for number, value in made.items() if number not in arrays]
         self.of_argument: ById[Any, OfArgument] = ById()
         for number, value in made.items():

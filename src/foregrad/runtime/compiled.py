@@ -69,8 +69,8 @@ class Derived:
 # -------------------------------------------------------------------- donated inputs
 # Calls of a backward that overwrites its donated inputs.
 #
-# The forward made those tensors for the backward alone, and yet other owners are possible: a retained graph, a hook
-# on saved tensors, a reader of the node's attributes, another thread. Then a backward that overwrites nothing is
+# The forward made those tensors for the backward alone, and yet other owners are possible: a retained graph, a hook on
+# saved tensors, a reader of the node's attributes, another thread. In these cases a backward that overwrites nothing is
 # called.
 
 

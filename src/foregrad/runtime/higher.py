@@ -381,8 +381,8 @@ def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
 # -------------------------------------------------------------------------------------------- tangents of another kind
 # Tangents of another kind than at capture: the backward is captured again for them.
 #
-# Such a tangent is a wrapper subclass for a plain result; or, for a result that is a wrapper subclass, a plain tensor
-# or a wrapper of another class, of other metadata, or of other plain tensors.
+# Such a tangent is a wrapper subclass for a plain result; or, for a wrapper subclass, a plain tensor or a wrapper that
+# differs in class, metadata or plain tensors.
 
 
 def of_other_kinds(

@@ -284,7 +284,7 @@ class _NodeRenderer:
             if not isinstance(spec_of(node), TensorSpec)
         ]
         if tensors:
-            lines.append(f"    ctx.to_save = ({', '.join(tensors)},)")  # what `save_for_backward` does
+            lines.append(f"    ctx.to_save = ({', '.join(tensors)},)")  # as `save_for_backward` does
         if sizes:
             lines.append(f"    ctx.sizes = [{', '.join(sizes)}]")
         trails = [primals[i] for i in needs_trail(self.compiled, self.taken)]

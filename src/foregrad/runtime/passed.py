@@ -206,9 +206,10 @@ def refuse_watched_results(ctx: Any, name: str) -> None:
 #
 # In eager the gradient of a later output passes through the earlier one, where a hook sees and may change it, `.grad`
 # keeps it, and `torch.autograd.grad` ends. Here it stays within one node. If an earlier output is watched, the node
-# runs in two steps. Before any hook is called, derivatives that stop at the watched outputs give the gradients of later
-# outputs that arrive there, which are added to the tangents, and those that go past them to the inputs. The node itself
-# then runs with the tangents of the watched outputs alone, and the rest is added to its gradients.
+# runs in two steps. Before any hook is called, derivatives that stop at the watched outputs give two kinds of
+# gradients: gradients of later outputs that arrive at a watched output, which are added to its tangent, and gradients
+# that go past, to the inputs. The node itself then runs with the tangents of the watched outputs alone, and the rest is
+# added to its gradients.
 
 
 Gradients = Sequence[Any]

@@ -215,8 +215,8 @@ def held(ctx: Any, read: Sequence[bool]) -> list[Any]:
 # -------------------------------------------------------------------- what is kept
 # Saved tensors of a node, of which a backward reads only some; saved outputs of a node in Python.
 #
-# Autograd drops the saved tensors of a node in Python after any part of the node has run. A saved output that is kept
-# beyond that has no history, since its history is the node itself. A derivative gets a history that runs the node's
+# Autograd drops the saved tensors of a node in Python after any part of the node has run. A saved output that outlives
+# the node's run has no history, since its history is the node itself. A derivative gets a history that runs the node's
 # backward (`as_output`).
 
 
@@ -296,6 +296,6 @@ def _unpack(ctx: Any) -> Callable[[int], object] | None:
         return unpack
     try:
         saved = ctx._raw_saved_tensors
-    except RuntimeError:  # all of them were freed
+    except RuntimeError:  # all saved tensors were freed
         return lambda position: ctx.saved_tensors[position]
     return (lambda position: saved[position].unpack()) if all(hasattr(s, "unpack") for s in saved) else None

@@ -66,7 +66,7 @@ class Assembly(CaptureParts):
         taken: set[Entry] = set()
         for index, entry in enumerate(analysis.entries):
             if not isinstance(entry.spec, TensorSpec):
-                continue  # a number, which has no memory
+                continue  # a number has no memory
             root, at = memory_root(entry), analysis.specs[index]
             if root.value is not None and entry.spec.overlaps_itself and isinstance(at, TensorSpec):
                 root = recorder.emit(aten.clone.default, root, spec=root.spec)  # a copy of the constant's whole memory
@@ -264,7 +264,7 @@ class Assembly(CaptureParts):
     def resumable(self, analysis: Analysis, records: list[InputRecord], joint: JointGraph) -> ResumableTrace:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""
         known = {id(r.real): (_reference(r), r.stand_in) for r in self.inputs.records}
-        for record in self.inputs.records:  # what the user hung onto the tensors stays theirs
+        for record in self.inputs.records:  # the user's attributes on the tensors stay
             own = record.stand_in.__dict__
             for name, value in record.real.__dict__.items():
                 if name in own and own[name] is value:

@@ -108,7 +108,7 @@ class CaptureRun(Assembly):
             patched(self),
             self.aspects.around(lambda one: one.around_run()),
             force_view_tracking(),
-            no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
+            no_saved_tensors_hooks(),  # the hooks around the call are for the tensors that the compiled function saves
             fresh_autocast_cache(),
             symbolic_composites(self.call.may_have_symbolic_sizes),
             self.code.rebound,
@@ -299,7 +299,7 @@ def capture_call(
                 with held, paused_collection():
                     captured = run.run(lifted)
             except NumberVaries:
-                raise  # whether numbers may be symbolic is not up to one capture
+                raise  # a capture does not decide whether numbers may be symbolic
             except CaptureAgain as found:
                 lifted += found.found if isinstance(found, SharedClosureFound) else ()
                 captured = None
@@ -325,7 +325,7 @@ def _take_apart(run: CaptureRun) -> None:
 
 
 # -------------------------------------------------------------------- side effects
-# What a function did besides computing, that a compiled call would not repeat: found after its run, and refused.
+# Side effects of a function that a compiled call would not repeat: found after its run, and refused.
 
 
 def _check_run(

@@ -259,5 +259,5 @@ def fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:
             return leaf.fake_mode
     why_no_folder()  # PyTorch imports its compilers for fake tensors
     mode = NewFakeMode(shape_env=None if symbols is None else symbols.table.env)
-    mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
+    mode.cache_enabled = False  # `Metadata` remembers the operators' results; once is enough
     return mode

@@ -315,7 +315,8 @@ def _is_source(source: Any, state: set[str]) -> bool:
 
 
 # ----------------------------------------------------------------------------------------- exported program
-# The forward of an artifact as a `torch.export.ExportedProgram`, for compilers and runtimes that take such programs.
+# The forward of an artifact as a `torch.export.ExportedProgram`, for compilers and runtimes that take exported
+# programs.
 #
 # PyTorch makes it: a module that holds the artifact's tensors under their names and runs its forward graph is exported
 # once more, by `torch.export.export`. Effects outside the graph (a view by its steps, a write to a buffer) follow in

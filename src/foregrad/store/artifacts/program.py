@@ -330,7 +330,7 @@ QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 # -------------------------------------------------------------------- context
-# Settings of the thread and of the library that a captured graph depends on, and under which alone it holds.
+# Settings of the thread and of the library: a captured graph depends on them and holds under these settings alone.
 
 
 _DEVICES = ("cpu", "cuda", "mps", "xpu")

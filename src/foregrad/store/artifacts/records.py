@@ -43,7 +43,7 @@ class Named:
 
 # Format 1 has the names that these classes had when it was made.
 _FORMAT_NAMES = {"Reach": signature.GradientPaths, "Place": ValueRef}
-# Three classes were one each; what is written is the last.
+# Three classes have become one each; the last name is written.
 _FORMAT_NAMES |= dict.fromkeys(("GraphOutput", "InputOutput", "AliasOutput"), effect_log.Handle)
 
 
@@ -169,8 +169,8 @@ def _anything(data: Any, reader: Reader) -> Any:
 # -------------------------------------------------------------------- containers
 # Containers of arguments and results as data. A loaded artifact has no classes of the user's, so it makes stand-ins.
 #
-# A named tuple becomes one of the same name and fields, a dataclass an object with the same attributes, a registered
-# kind of dict (the outputs of Hugging Face's models) a dict whose items are attributes too.
+# A named tuple becomes a named tuple with this name and these fields, a dataclass an object with these attributes, a
+# registered kind of dict (the outputs of Hugging Face's models) a dict whose items are attributes too.
 
 _DEEPEST = 32
 

@@ -78,7 +78,7 @@ class Worker:
                 task.done(reply.get("error", ""), stays=reply.get("stays", False))
             except StaysError as why:
                 task.done(str(why), stays=True)
-            except Exception as error:  # the graph stays on eager's kernels, which says so
+            except Exception as error:  # the graph stays on eager's kernels; the message says so
                 task.done(f"{type(error).__name__}: {error}")
             del task
 

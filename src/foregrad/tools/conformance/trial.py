@@ -303,7 +303,7 @@ class _Trial:
             found = None
         if found is None:
             return _whole(call, maker, text)
-        # Where it is no number that differs, the text says what does.
+        # Where no number differs, the text names the difference.
         return dataclasses.replace(found, gap=Gap(Closeness.WRONG, text)) if found.gap.what else found
 
     def _alone(self, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
@@ -330,7 +330,7 @@ class _Trial:
                 compiled_alone(self.subject.compiler, module)(values)
             except kind as error:
                 return [error] * len(next(iter(reversed(module.graph.nodes))).args[0])
-            except Exception:  # another failure than the one that is looked for
+            except Exception:  # a failure of a different kind
                 return evaluate(module, copies)
             return evaluate(module, copies)
 

@@ -114,7 +114,7 @@ class _Verifier:
     like: CompiledFunction
     backend: str
     folder: str | None
-    calls_before: int = 0  # eager calls, which fill caches, before the first that is compiled
+    calls_before: int = 0  # eager calls to fill caches, before the first compiled call
 
     @property
     def name(self) -> str:
@@ -311,9 +311,9 @@ class Comparison:
 # -------------------------------------------------------------------------------------------- one side of a comparison
 # One side of a comparison: a copy of the function and its arguments, called and differentiated.
 #
-# A module and the arguments are copied, so that the user's stay as they are; a tensor that is no leaf becomes one.
-# What a plain function reaches by itself is not copied: tensors that it writes to are put back afterwards, other
-# objects that it changes are not.
+# A module and the arguments are copied, so that the user's stay as they are; a tensor that is no leaf becomes a leaf.
+# Objects that a plain function reaches by itself are not copied: tensors that it writes to are put back afterwards,
+# further objects are not.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -94,8 +94,8 @@ class Backward:
         self.failing: dict[int, Exception] = {}
         self.raising: dict[int, Exception] = {}
         self.aside: dict[int, Exception] = {}
-        self.run = Run()  # what it did besides
-        self.arrived: list[InputRecord] = []  # the records of leaves, in the order in which their gradients are there
+        self.run = Run()  # its side effects
+        self.arrived: list[InputRecord] = []  # the records of leaves, in the order in which their gradients are ready
 
     def gradients(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor], *, keep: bool
@@ -163,7 +163,7 @@ class Backward:
                     f"be the view that is given other sizes in place at {changes.where(view)} (`set_`, `.data = ...`); "
                     "use a tensor of its own."
                 )
-        return error.with_traceback(None)  # whose frames hold the call's arguments
+        return error.with_traceback(None)  # its frames hold the call's arguments
 
     def _has_unlinked(self) -> bool:
         """Whether views of tensors that require grad were made under no_grad, and something was written in place."""
@@ -336,7 +336,7 @@ def _flat(value: object) -> Sequence[Any]:
 # Ways of a backward that lead to no input and raise: behind a Function marked `once_differentiable`.
 #
 # Eager runs them in `backward()`, which goes to every leaf, and not in `torch.autograd.grad` by an input. So the
-# outputs that lead there get a history that raises, beside the one that gives gradients.
+# outputs that lead there get a history that raises, beside the history that gives gradients.
 
 
 _DELAYED = "torch::autograd::Error"  # the node of `torch._C._functions.DelayedError`
@@ -373,7 +373,8 @@ def errors_behind(
 
 
 # -------------------------------------------------------------------- the backward of one capture
-# The backward of one capture: which outputs have gradients, which inputs those go to, and what leads nowhere.
+# The backward of one capture: the outputs with gradients, the inputs that the gradients go to, and the ways that lead
+# nowhere.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

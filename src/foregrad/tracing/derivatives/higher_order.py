@@ -99,7 +99,7 @@ class Differentiation(RecordedBackward):
             with self.session.decisions.deriving(self.origin.known, self._at_hand):
                 return self._run()
         finally:
-            self.recorder.origins.forget()  # the frame of a backward, whose node holds what the session is part of
+            self.recorder.origins.forget()  # a backward's frame: its node holds this session's owner
 
     def _at_hand(self) -> dict[int, object]:
         """The call's real values by value number."""
@@ -206,7 +206,7 @@ class Differentiation(RecordedBackward):
         except ForegradError:
             raise
         except RuntimeError as error:
-            self.backward_error = error.with_traceback(None)  # whose frames hold tensors
+            self.backward_error = error.with_traceback(None)  # its frames hold tensors
             return [None] * len(variables)
         recorder = self.recorder
         read = [None if g is None or is_wrapper(g) else recorder.entry_of(g) for g in found]
@@ -251,8 +251,8 @@ class Differentiation(RecordedBackward):
 # -------------------------------------------------------------------- tangents of other kinds
 # Stand-ins, made of plain fakes, for tangents of other kinds than the function was captured for.
 #
-# A size of such a tangent varies where a size of the result does: a number that is a size of the result in the call at
-# hand is taken to be that size.
+# A size of such a tangent varies where a size of the result varies: a number equal to a size of this call's result
+# counts as that size.
 
 
 def result_of(origin: ResumableTrace, kind: TangentKind) -> Any:

@@ -36,7 +36,7 @@ from ..tape.gradient_paths import other_leaves
 _TENSOR: Any = torch.Tensor
 _SET_GRAD = _TENSOR.grad.__set__
 _PARAMETER = torch.nn.Parameter
-_TABLES = {"vars", "__dict__", "__getstate__"}  # names in code by which it comes to all attributes of a tensor
+_TABLES = {"vars", "__dict__", "__getstate__"}  # names by which code reaches all attributes of a tensor
 _ATTRIBUTE = "{}.__dict__.get({name}, {absent})"
 
 Asked = InputRecord | OpenInput
@@ -68,7 +68,7 @@ class Facts:
         PyTorch asks so about its tensors for numbers: these are no inputs.
         """
         inputs = self.inputs
-        if is_wrapper(tensor):  # its class asks itself as it is taken apart; `attributes` sees to all of these
+        if is_wrapper(tensor):  # its class asks as the wrapper is taken apart; see `attributes`
             return
         if not is_stand_in(tensor) and tensor not in inputs.by_real and not inputs.sources.known(tensor):
             return
@@ -96,7 +96,7 @@ class Facts:
                 self.inputs.reads.contents(value, f"{record.slot}.{name}")
                 if not of_python().is_of_library(type(value)) or type(value) is types.SimpleNamespace:
                     self.inputs.reads.contents(table_of(value), f"{record.slot}.{name}.__dict__")
-        for wrapper in self.inputs.wrappers.inputs:  # nothing tells what one is asked for in vain
+        for wrapper in self.inputs.wrappers.inputs:  # nothing tells of attributes that are asked for in vain
             there = wrapper.real.__dict__
             if names is not None:
                 absent = wrapper.told_apart(names - there.keys())
@@ -150,7 +150,7 @@ class Facts:
 
     def _is_leaf(self, record: Asked, func: Any) -> Any:
         self.note(record, "{}.is_leaf", record.real.is_leaf)
-        if not isinstance(record, InputRecord):  # its stand-in is made of those of its plain tensors
+        if not isinstance(record, InputRecord):  # the stand-in is made of its plain tensors' stand-ins
             return self._grad_fn(record, _TENSOR.grad_fn.__get__) is None
         return func(record.stand_in)
 
@@ -244,7 +244,7 @@ class Facts:
                 "outside the compiled function, for example by the optimizer's `zero_grad()`."
             )
         self.note(record, "{}.grad is None", True)
-        return NotImplemented  # what it is set to is looked at when the function has run: see `_check_tensors`
+        return NotImplemented  # the assigned value is looked at when the function has run: see `_check_tensors`
 
     def _accumulated(self, record: Asked, func: object) -> object:
         raise UnsupportedSideEffectError(
@@ -275,11 +275,11 @@ _RULES: dict[object, Callable[[Facts, Asked, Any], object]] = {
 
 
 # -------------------------------------------------------------------- gradients
-# `.grad` of the inputs while a function runs: what it holds when the call begins, and what it is left holding.
+# `.grad` of the inputs while a function runs: its value when the call begins, and when the call ends.
 #
 # A stand-in gets a `.grad` of its own when the function first sets it, or runs a backward that adds to it: autograd
-# then does with the stand-in what eager does with the tensor. The gradient that is there at entry is one more input.
-# What is there at the end is one more output, which each call sets.
+# then treats the stand-in as eager treats the tensor. The gradient at entry is one more input. The gradient at the end
+# is one more output, and each call sets it.
 
 
 @dataclasses.dataclass(slots=True)
@@ -332,7 +332,7 @@ class Gradients(Aspect):
 
     def accumulating(self, roots: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Context: autograd's engine adds the gradients of `roots` to `.grad`, and calls the hooks of tensors."""
-        if self._is_over:  # a backward of the capture's own, which puts `.grad` back
+        if self._is_over:  # the capture's own backward puts `.grad` back
             return contextlib.nullcontext()
         by_stand_in = self.inputs.by_stand_in
         if not all(is_stand_in(root) or is_wrapper(root) for root in roots):

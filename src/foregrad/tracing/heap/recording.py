@@ -184,7 +184,7 @@ class Recording(Protocol):
     is_symbolic: bool
     has_absent: bool  # some tensor stands for a tangent that is not there
     recompute: Any
-    # Other parts of the same recorder.
+    # Further parts of the recorder.
     changes: Any
     writes: Any
     checks: Any

@@ -251,7 +251,7 @@ def without_bits(spec: TensorSpec) -> TensorSpec:
 def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: TensorSpec, new: Entry) -> Entry:
     """The base's entry after the elements at the places `view_spec` gives took the values `new`."""
     for is_set, op in ((base_spec.conj, aten._conj.default), (base_spec.neg, aten._neg_view.default)):
-        if is_set:  # PyTorch would resolve it, in memory of another layout
+        if is_set:  # PyTorch would resolve it, in memory of a new layout
             base, new = emit(op, base, spec=moved(without_bits(base_spec), _offset(base))), emit(op, new)
     if base_spec.conj or base_spec.neg:
         written = write_memory(emit, base, without_bits(base_spec), without_bits(view_spec), new)
@@ -260,7 +260,7 @@ def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: Tens
         return written
     shape, stride = list(view_spec.shape), list(view_spec.stride)
     for dim in range(len(shape)):
-        if stride[dim] == 0 and shape[dim] > 1:  # all of these are in one place, and alike
+        if stride[dim] == 0 and shape[dim] > 1:  # all elements are in one place, and alike
             new = emit(aten.slice.Tensor, new, dim, 0, 1)
             shape[dim] = 1
     if base.target is aten.view.dtype and _is_contiguous(base_spec):
@@ -277,7 +277,7 @@ def _offset(entry: Entry) -> Any:
 
 
 # -------------------------------------------------------------------- views taken again
-# A view operator and its arguments, and how it is taken again of another value of the tensor it was taken of.
+# A view operator and its arguments, and how the view is taken again of the base's next value.
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -288,11 +288,11 @@ class View:
     args: tuple[Any, ...]  # without the source
     kwargs: dict[str, Any]
     index: int | None
-    call: object  # one object for all outputs of one call
+    call: object  # one object for all outputs of a call
     grad_enabled: bool
     _: dataclasses.KW_ONLY
     is_member: bool = False  # an input's place in a memory that inputs share
-    made: Made | None = None  # where the program made it, its autograd sequence number, what was decomposed into it
+    made: Made | None = None  # the program's line, its autograd sequence number, the operator that was decomposed
 
     def is_same(self, other: View) -> bool:
         """Whether both give equal views of one tensor."""

@@ -350,7 +350,8 @@ def bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
 
 
 _EXACT_UP_TO_BYTES = 1 << 22
-# Each element of the result is computed from those at its own place alone, though PyTorch does not tag them so.
+# These operators compute each element of the result from the elements at its place alone, though PyTorch does not tag
+# them so.
 _POINTWISE = {aten.copy_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor}
 
 
@@ -441,7 +442,8 @@ def draws_in_memory_order(func: object, targets: list[torch.Tensor]) -> bool:
     return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
 
 
-# Complex products are compiled twice, for operands in memories of their own and for others, and round differently.
+# Complex products are compiled twice, for operands in separate memories and for operands in shared memory, and round
+# differently.
 _PRODUCTS = {"mul_", "div_", "addcmul_", "addcdiv_", "addr_", "lerp_", "pow_", "square_", "reciprocal_"}
 
 

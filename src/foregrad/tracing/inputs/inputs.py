@@ -64,7 +64,7 @@ class Inputs:
         self.fake_mode = fake_mode
         self.unobserved: Callable[[torch.Tensor], torch.Tensor] = self.adopt_plain  # where the program is observed
         self.learned = learned
-        self.apart: set[InputRecord] = set()  # of those in one memory, see `_may_be_apart`
+        self.apart: set[InputRecord] = set()  # of inputs in one memory, see `_may_be_apart`
         self.shared_bases = learned.shared_bases  # views to be seen so, as their memory is written
         self.whole = learned.whole  # tensors to be seen as part of all of their memory
         self.viewed = learned.viewed  # tensors to be seen as views of their bases
@@ -74,11 +74,11 @@ class Inputs:
         self._by_memory: dict[int, InputRecord] = {}  # the first of each memory
         self.by_stand_in: ById[torch.Tensor, InputRecord] = ById()
         self.numbers: list[NumberRecord] = []
-        self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
+        self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, the inputs in it)
         self.recorder: Recorder
         self.stand_ins: StandIns
         self.wrappers: OpenInputs
-        self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of, or itself
+        self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with its base, or itself
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
         self.reads = of_python().Reads(self.as_they_are)
@@ -93,7 +93,7 @@ class Inputs:
         opened = next(iter(given("inputs that open")), OpenInputs)
         self.wrappers = opened(self._samples, recorder, self.by_stand_in)
         call = self.call
-        plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # others when they are met
+        plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # further inputs when they are met
         new = [InputRecord(tensor, source.slot, None, source) for tensor, source in plain]
         known = IdSet(record.real for record in new)
         for index, leaf in enumerate(call.leaves):
@@ -256,7 +256,7 @@ class Inputs:
         """`adopt` for a tensor that is met for the first time and no wrapper: no code of the program runs."""
         way = self.sources.find(real)
         if way is None:
-            if is_number(real):  # which autograd's C++ asks about
+            if is_number(real):  # autograd's C++ asks about it
                 return real
             way = self.sources.constant(real)
         try:
@@ -378,7 +378,7 @@ class TensorSources:
 
     def known(self, real: torch.Tensor) -> Source | None:
         """Where the function can read a tensor; None for one that was made in the call."""
-        # A tensor that the function has moved to another place is looked for where it was before.
+        # A tensor that the function has moved is looked for in its place from before.
         return self._added.get(real) or self.state.places.source_of(real)
 
     def find(self, real: torch.Tensor) -> Source | None:

@@ -113,7 +113,7 @@ class Lifting(TorchFunctionMode):
 
     def _swapped(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            # A fake, and what a transform inside the function wraps around one, is the capture's own.
+            # A fake, and a transform's wrapper around a fake, is the capture's own.
             if self.overriding is not None:
                 self.overriding.handed(value)
             is_ours = is_of_capture(bottom_of(value) if is_inside_transform(value) else value)

@@ -38,11 +38,11 @@ class OpenInputs:
 
     def __init__(self, samples: Any, recorder: Any, plain: ById[torch.Tensor, Any]) -> None:
         self.samples, self.recorder, self.plain = samples, recorder, plain
-        self.inputs: list[Any] = []  # of arguments, one that comes twice twice; then those reached besides
+        self.inputs: list[Any] = []  # of arguments, each as often as it comes; then those reached besides
         self.by_stand_in: ById[Any, Any] = ById()
         self.leaves: list[Any] = []  # of the result: each tensor that opens is one
-        self.made: ById[Any, Sequence[Any]] = ById()  # by what is made of results of the graph: these
-        self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # what gradients come in for, and its plain tensors
+        self.made: ById[Any, Sequence[Any]] = ById()  # by an object made of results of the graph: these results
+        self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # objects with gradients, and their plain tensors
 
     def of_argument(self, array_of: Callable[[Any], object], spec: Any, parts: Sequence[object]) -> Any:
         """The stand-in of an argument, over the stand-ins of its plain tensors; `array_of` makes arrays'."""

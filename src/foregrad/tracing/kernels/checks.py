@@ -72,7 +72,7 @@ def check_formula(op: Any, info: OpInfo | None) -> Callable[..., Any] | None:
         return None
     takes_tensors = any("Tensor" in str(argument.type) for argument in op._schema.arguments)
     if op.namespace == "profiler":
-        return None  # the end of a `record_function`, which belongs to the run that began it
+        return None  # the end of a `record_function` belongs to the run that began it
     if op.namespace != "aten" or op is aten._print.default:
         return _note
     return _note_builtin if takes_tensors and op not in _OF_METADATA else None
@@ -86,8 +86,8 @@ def _note(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str,
     rec.checks.note(plan.op, args, kwargs)
 
 
-def _note_builtin(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    rec.kernels(plan.op, args, kwargs)  # which look at the metadata
+def _note_builtin(rec: Recording, plan: Any, args: object, kwargs: object) -> None:
+    rec.kernels(plan.op, args, kwargs)  # they look at the metadata
     rec.checks.note(plan.op, args, kwargs)
 
 
@@ -139,7 +139,7 @@ VALUE_CHECKS: dict[object, Callable[..., None]] = {
 # Operators whose results nobody needs, and which have effects by PyTorch's register or raise for some values: an index
 # out of bounds, a division by zero.
 #
-# Eager runs them. As nothing of the graph needs them, each becomes a check on what it is given.
+# Eager runs them. As the graph does not need them, each becomes a check of its operands.
 
 
 # Packets all of whose overloads look at the values of an index, a class or a probability.

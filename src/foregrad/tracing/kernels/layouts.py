@@ -250,12 +250,12 @@ RULES: dict[object, Rule] = {
 
 
 # -------------------------------------------------------------------- of symbolic sizes
-# The layouts of results with symbolic sizes, told from those of the arguments: no kernel runs and no guard is made.
+# The layouts of results with symbolic sizes, told from the arguments' layouts: no kernel runs and no guard is made.
 #
 # FakeTensor takes 1 to 20 ms for each operator on symbolic sizes. Most sizes are products of plain numbers and symbols
-# that are two or more. For such sizes the rules above hold: a rule asks only whether sizes are the same, and leaves
-# other questions to the kernels. Here a rule is given sizes that are equal if their expressions are. Views have rules
-# of their own, which a static capture does not need.
+# that are two or more. For such sizes the rules above hold: a rule asks only whether sizes are equal, and leaves
+# further questions to the kernels. Here a rule is given sizes that are equal if their expressions are equal. Views have
+# rules of their own, which a static capture does not need.
 
 
 class _UnknownError(Exception):

@@ -220,7 +220,7 @@ class Metadata:
                 key.append(list)
                 key.append(len(value))
                 is_static = self._describe(value, key, tensors, writes=writes) and is_static
-            elif cls is torch.SymFloat and writes:  # which only changes elements
+            elif cls is torch.SymFloat and writes:  # it only changes elements
                 key.append(cls)
                 is_static = False
             elif is_symbolic(value):
@@ -333,7 +333,7 @@ def _shares(info: OpInfo, args: tuple[object, ...], tensors: list[Any]) -> bool:
 
 
 # -------------------------------------------------------------------- kernel answers
-# Answers of kernels themselves, which are asked on zeros laid out like the fakes: strides, and errors.
+# Answers of kernels themselves, asked on zeros laid out like the fakes: strides, and errors.
 #
 # Strides of dimensions of size 1, and of tensors without elements, mean nothing. Programs can see them, and kernels
 # choose them as it comes; FakeTensor's Python decompositions often choose others. Where an argument is not contiguous
@@ -383,7 +383,7 @@ def _like(spec: Any, tensor: object) -> Any:
 
 
 # -------------------------------------------------------------------- errors
-# What kernels say of arguments that they don't take: FakeTensor raises other errors, with other words.
+# Kernels' errors for arguments that they don't take: FakeTensor raises different errors, with different words.
 
 
 _PLAIN = {RuntimeError, IndexError, ValueError, TypeError, OverflowError, AssertionError}

@@ -52,8 +52,8 @@ def _without_training(*args: object) -> object:
     return aten._native_batch_norm_legit_no_training.default(*args[:5], *args[6:])
 
 
-# By name: they are known once their module is imported. A result that is still under way is no plain tensor, which is
-# what kernels take.
+# By name: they are known once their module is imported. A result that is still under way is no plain tensor, and
+# kernels take plain tensors.
 PLAINER_BY_NAME = {
     "_c10d_functional._wrap_tensor_autograd.default": lambda tensor: torch.ops._c10d_functional.wait_tensor(tensor),
     "aten.native_batch_norm.default": _without_training,
@@ -106,10 +106,10 @@ def draws_nothing(target: object, args: tuple[object, ...]) -> bool:
 
 
 # -------------------------------------------------------------------- formulas
-# Operators that PyTorch computes in another way while a mode is on: what it does without one, recorded instead.
+# Operators that PyTorch computes in a different way while a mode is on: the way without a mode is recorded instead.
 #
-# Several of its own formulas ask whether they run on plain tensors, and leave something out when not: a check of
-# values, a cheaper kernel, the layout of a gradient. Checked on torch 2.13.0.
+# Several of PyTorch's formulas ask whether they run on plain tensors, and otherwise leave out a check of values, a
+# cheaper kernel or the layout of a gradient. Checked on torch 2.13.0.
 
 
 Formula = Callable[[Recording, Any, Any, Any], Any]
@@ -285,7 +285,7 @@ FORMULAS: dict[Any, Formula] = {
 #
 # PyTorch takes it from the equation A^H X = conj(det) grad I where a matrix can be inverted, and from the singular
 # values where it can't. On anything but plain tensors it takes all from the singular values, which is slow and ends in
-# 0/0 at the third order. So which matrices of a batch are singular is looked at here, as eager looks. Checked on torch
+# 0/0 at the third order. So the singular matrices of a batch are found here, as eager finds them. Checked on torch
 # 2.13.0.
 
 

@@ -115,7 +115,7 @@ class Recorder(Trace, ThreadDispatchMode):
             return NotImplemented  # operators on the tensors inside come here
         self.host.pause()  # below this no code is the program's
         try:
-            if count_function_modes():  # autograd itself calls it, not a torch function, which takes its mode away
+            if count_function_modes():  # autograd itself calls it, not a torch function (that would take the mode away)
                 with without_torch_functions():
                     return self._dispatch(func, args, kwargs or {})
             return self._dispatch(func, args, kwargs or {})
@@ -188,7 +188,7 @@ class Recorder(Trace, ThreadDispatchMode):
                 f"`{func}` at {user_line(self.origins.here())} is about the memory of tensors and can't be captured. "
                 "Keep this part outside the compiled function."
             )
-        # What it is made of keeps a history, where a detached result has none.
+        # The tensor behind it keeps a history; a detached result has none.
         plainer = PLAINER_BY_NAME.get(str(func))
         wanted = None if func is aten.detach.default else self.decompositions.get(func, plainer)
         plan = self.plans[id(func)] = Plan(func, op_info(func), wanted)
@@ -296,7 +296,7 @@ class Recorder(Trace, ThreadDispatchMode):
 
     def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """`tensor.data = source` was run."""
-        if is_wrapper(tensor):  # it holds what it held: of an input, the sizes outside are looked at when all has run
+        if is_wrapper(tensor):  # its value stays; an input's outer sizes are looked at when all has run
             return
         if self.in_backward:
             self.late.note_targets([tensor], (), is_metadata=True)
@@ -340,7 +340,7 @@ class Unrecorded(ThreadDispatchMode):
 
 
 # -------------------------------------------------------------------- operators that depend on values
-# Operators whose results fakes can't tell: of values that depend on the inputs, or that no fake kernel computes.
+# Operators with results that fakes can't tell: the values depend on the inputs, or no fake kernel computes them.
 
 
 def decided(trace: Trace, func: OpOverload, args: Any, kwargs: object, error: Exception) -> Any:

@@ -156,7 +156,7 @@ class Trace(abc.ABC):
         if self.in_backward:
             node = current_autograd_node()
             number = None if node is None else sequence_nr_of(node)
-            if number in self.tape.origins and torch.is_grad_enabled():  # a derivative of it is of its line
+            if number in self.tape.origins and torch.is_grad_enabled():  # a derivative takes the node's line
                 self.tape.origins.setdefault(next_sequence_nr() - 1, self.tape.origins[number])
             return None, number, self.original
         origin, number = self.origins.here(), next_sequence_nr() - 1

@@ -21,14 +21,14 @@ _before: list[bool] = []
 _frozen = False
 _asks = 0
 _grown_old = 0  # objects since everything was walked
-_enough = _MANY  # or a third of what there was then
+_enough = _MANY  # or a third of the objects there then
 
 
 def _pause() -> None:
     _before[:] = [gc.isenabled()]
     gc.disable()
     if (_before[0] or _has_frozen()) and not _walked_all():
-        gc.collect(1)  # what the program let go of before is neither kept with what is made from now on, nor the call's
+        gc.collect(1)  # objects dropped before are neither kept with objects made from now on, nor the call's
 
 
 def _walked_all() -> bool:

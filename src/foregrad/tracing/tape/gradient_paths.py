@@ -93,7 +93,7 @@ def saving_nodes(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     cuts = {(history, leaf.output_nr): sinks[leaf] for leaf, history in histories if history is not None}
     order = _consumers_first(outputs)
     edges = [node.next_functions for node in order]
-    is_simple = len(outputs) == 1 and not cuts  # one output leads to all of them
+    is_simple = len(outputs) == 1 and not cuts  # one output leads to all nodes
     masks: dict[object, int] = dict.fromkeys(order, int(is_simple))
     if not is_simple:
         for position, output in enumerate(outputs):
@@ -131,7 +131,7 @@ def passed_through(
         return (), ()
     targets = [*outputs, *(tensor for _, tensor in aliases)]
     edges = [(history_of(tensor), tensor.output_nr) for tensor in targets]
-    after = dict.fromkeys(edges, 0)  # the outputs whose gradients arrive there
+    after = dict.fromkeys(edges, 0)  # outputs with gradients that arrive there
     roots: list[object] = [output.grad_fn for output in outputs]
     order = _consumers_first(outputs)
     masks: dict[object, int] = dict.fromkeys(order, 0)

@@ -25,8 +25,8 @@ from ..._torch.ops import (
 
 aten = torch.ops.aten
 
-# Operators that write to arguments without saying so in their schema -> positions of those arguments, used when
-# the predicate over the arguments holds.
+# Operators that write to arguments without saying so in their schema -> positions of these arguments, used when the
+# predicate over the arguments holds.
 _HIDDEN_WRITES: dict[OpOverload, tuple[int, ...]] = {
     aten.native_batch_norm.default: (3, 4),
     aten.cudnn_batch_norm.default: (3, 4),
@@ -49,10 +49,10 @@ def take_data(tensor: torch.Tensor) -> torch.Tensor:
 CUTS = {aten.detach.default, take_data}  # these also cut the history off
 IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, take_data}
 
-# Outputs that a kernel may leave undefined, which no operator can be given from Python.
+# Outputs that a kernel may leave undefined: Python can't pass an undefined tensor to an operator.
 MAYBE_UNDEFINED: dict[object, tuple[int, ...]] = {aten.mkldnn_rnn_layer.default: (3,)}  # in grad mode it is defined
 
-# Kernels that look at the grad mode: what to call for what they do when it is on.
+# Kernels that look at the grad mode: the operator to call for the way with gradients on.
 IN_GRAD_MODE: dict[object, Any] = {aten.mkldnn_rnn_layer.default: mkldnn_rnn_layer_for_training}
 
 

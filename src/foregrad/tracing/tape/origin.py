@@ -81,7 +81,7 @@ class Origins:
             if user:
                 line = frame.f_lineno
                 if first is None:
-                    # Several operators come from one line: while its frame is there, those below are where they were.
+                    # Several operators come from one line: while its frame is there, the frames below stay the same.
                     first, last = frame, self._last
                     if last is not None and last[0] is frame and last[1] == line and last[2].custom == custom:
                         return last[2]
@@ -125,8 +125,8 @@ class Origins:
 
 
 # Whether a code object is the user's, and the code object itself, which keeps its id its own; bounded by the number of
-# functions in the program. By id: the hash of code is that of all its constants, worked out anew each time. For code
-# that was made of the user's: what each of its lines stands for, innermost frame first.
+# functions in the program. By id: the hash of code hashes all its constants, anew each time. For code that was
+# generated from the user's code: the user's frames for each line, innermost first.
 _IS_USER: dict[int, tuple[bool | Mapping[int, Origin], CodeType]] = {}
 
 

@@ -137,7 +137,7 @@ _LEAVES = {int, float, bool, str, type(None)}
 
 
 # -------------------------------------------------------------------- capturing again
-# Why a capture starts over: it found out what it should have known from the beginning.
+# Why a capture starts over: it found a fact that it should have known from the beginning.
 
 
 @dataclasses.dataclass(slots=True)
@@ -170,8 +170,8 @@ class Learned:
 # Value numbers: equal for entries of a tape, or nodes of a graph made from it, that hold the same value.
 #
 # A tape has no mutation, so the same operator on the same values gives the same value (Cocke's value numbering, in one
-# pass). Random operators are each a value of their own. Transposes of transposes are one: compilers rewrite those, and
-# the values that their graphs save are to be found again.
+# pass). Random operators are each a value of their own. A transpose of a transpose is the first value: compilers
+# rewrite such pairs, and the values that their graphs save are to be found again.
 
 
 class Numbering:
@@ -183,7 +183,7 @@ class Numbering:
         self._positions: list[int] = []  # by number: where on the tape that is
         self._by_key: dict[object, int] = {}
         self._by_entry: dict[Entry, int] = {}
-        self._orders: dict[int, tuple[int, tuple[int, ...]]] = {}  # by number of a transpose: of what, and how
+        self._orders: dict[int, tuple[int, tuple[int, ...]]] = {}  # by a transpose: the operand, the permutation
         self._done = 0
 
     def extend(self) -> None:
@@ -304,7 +304,7 @@ def _key(arguments: object, numbers: Any) -> Any:
 
 def _named(numbers: Any, value: object) -> Any:
     if isinstance(value, fx.Node):
-        # A size that an operator found is on the tape too; what is computed with it names the size.
+        # A size that an operator found is on the tape too; operators on the size name it.
         size = dict.get(value.meta, "val") if dict.get(value.meta, "spec") is None else None
         if size is None and value not in numbers:
             size = value.meta.get("val")

@@ -173,7 +173,7 @@ class Decisions:
         try:
             result = self._prefix.value(entry)
         except UnknownValue:
-            # In a backward the numbers come from outside, but the mask that picks some of them doesn't.
+            # In a backward the numbers come from outside, but the mask that picks some numbers doesn't.
             picked = self.sizes.picked(entry)
             if picked is not None:
                 return picked
@@ -272,11 +272,11 @@ def _dtype_of(entry: Entry) -> torch.dtype | None:
 
 
 # -------------------------------------------------------------------- decisions of derivatives
-# The values that were read on the way to a derivative, and those that the derivative itself reads.
+# The values that were read on the way to a derivative, and the values that the derivative itself reads.
 #
-# The arguments are not kept beyond the capture, only what was read of them: that holds whenever a derivative runs, as
-# the forward's runtime has looked. What a derivative reads besides is computed, when it is captured, from what its
-# first call brings (saved values, tangents), and becomes a decision of its own.
+# The arguments are not kept beyond the capture, only the values read of them: these hold whenever a derivative runs, as
+# the forward's runtime has looked. A value that only the derivative reads is computed, at its capture, from its first
+# call's saved values and tangents, and becomes a decision of its own.
 
 
 AtHand = Callable[[], Mapping[int, Any]]  # real values by value number
@@ -340,7 +340,7 @@ class KnownDecisions(Decisions):
                 self.numbering.renumber(entry)
                 return other.spec
         result = super().sized(entry, where, emit)
-        self.numbering.renumber(entry)  # another derivative may have found another size
+        self.numbering.renumber(entry)  # a second derivative may have found a different size
         self._sized.append(entry)
         return result
 

@@ -43,9 +43,7 @@ class Numbers:
         self.made: list[TracedFloat] = []
         self.by_entry: dict[Entry, TracedFloat] = {}
         self.by_symbol: dict[object, TracedFloat] = {}
-        self.integers: dict[
-            object, str
-        ] = {}  # symbols of those that are plain ones to the program: where they are from
+        self.integers: dict[Any, str] = {}  # symbols that are plain numbers to the program: their origins
         if table is not None:
             table.tell(self)
 
@@ -234,9 +232,9 @@ for _name in ("divmod", "rdivmod"):
 # -------------------------------------------------------------------- functions of numbers
 # Functions of `math` on numbers that the graph computes: recorded, as arithmetic on them is; `min` and `max` too.
 #
-# The former take a float's value in C, where no class of numbers is asked; the latter compare, which would be a
-# decision each; `float` and `int` of the program's code are here too. A tensor of one element is the number in it.
-# Without the C++ part all are decisions: the number is then a value that the graph is for.
+# Functions of `math` take a float's value in C, and C asks no class of numbers; `min` and `max` compare, and each
+# comparison would be a decision; `float` and `int` in the program's code are here too. A tensor of one element counts
+# as its number. Without the C++ part all are decisions: the graph then holds for one number.
 
 
 _NAMES = (

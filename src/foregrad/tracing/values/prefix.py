@@ -225,7 +225,7 @@ def is_constant(entry: Entry) -> bool:
 
 
 def _has_few_bytes(spec: Any) -> bool:
-    if isinstance(spec, tuple):  # of several results, one of which may be a list
+    if isinstance(spec, tuple):  # of several results, where one may be a list
         return all(map(_has_few_bytes, spec))
     return spec is None or (type(spec.nbytes) is int and spec.nbytes <= _LIMIT_BYTES)
 

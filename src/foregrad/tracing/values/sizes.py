@@ -64,7 +64,7 @@ class OpenCall:
     def __init__(self, op: Any, layouts: tuple[tuple[int, ...] | None, ...], size: tuple[int | None, int]) -> None:
         self.op = op
         self.layouts = layouts
-        self.size = size  # which result, and dimension of it, is the size (result None: there is one)
+        self.size = size  # the result and the dimension that have the size (result None: there is one result)
         self.__name__ = self.__qualname__ = "open_" + str(op.overloadpacket.__name__).strip("_")
         self.__module__ = __name__
 
@@ -312,7 +312,7 @@ _RULES: dict[object, Rule] = {
 
 
 # -------------------------------------------------------------------- sizes of inputs
-# Which dimensions of which inputs vary, and what follows from that.
+# The dimensions of inputs that vary, and the consequences.
 
 
 Limits = tuple["int | None", "int | None"]
