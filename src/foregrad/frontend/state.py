@@ -12,7 +12,7 @@ import operator
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..annexes import given, the_one
 from ..errors import ForegradWarning
@@ -20,12 +20,16 @@ from .call import FlatCall
 from .openings import Unwrap
 from .tree import Tree, check_leaves, flatten
 
+if TYPE_CHECKING:
+    from .answers import Answers
+
 SEAM = "Python's state"
 
 
-def of_python() -> Any:
+def of_python() -> Answers:
     """The module that answers for Python's state, or `ArgumentsAlone`."""
-    return next(iter(given(SEAM)), ArgumentsAlone)
+    answers: Answers = (given(SEAM) or _ALONE)[0]
+    return answers
 
 
 def _refuse(*_: object) -> NoReturn:
@@ -177,3 +181,6 @@ class ArgumentsAlone:
     @staticmethod
     def is_of_library(_: type) -> bool:
         return True
+
+
+_ALONE: tuple[Any] = (ArgumentsAlone,)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,9 @@ from .tape.tape import Learned
 from .values.decisions import Decisions
 from .values.numbers import Numbers
 from .values.sizes import OpenSizes, SizeSymbols
+
+if TYPE_CHECKING:
+    from ..frontend.answers import DrawsOfRun
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class CaptureParts(Host):
     notes_reads = True
     aspects: Aspects
     learned: Learned
-    draws: Any  # when the stand-ins of the arguments are there, as `state`
+    draws: DrawsOfRun  # when the stand-ins of the arguments are there, as `state`
 
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()

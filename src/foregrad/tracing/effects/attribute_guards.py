@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import types
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class Facts:
         """Note the answer to a question: an expression with `{}` for the input, and with `{name}` for an attribute."""
         self.made.setdefault((record, question, attribute), value)
 
-    def attributes(self, names: set[str] | None) -> None:
+    def attributes(self, names: AbstractSet[str] | None) -> None:
         """The user's attributes of tensors, as far as code names them; `None`: code makes names up."""
         asked: list[Asked] = [*self.inputs.records, *self.inputs.wrappers.inputs]
         for record in asked:
@@ -104,7 +105,9 @@ class Facts:
             elif not wrapper.is_of_torch:
                 self.note(wrapper, ATTRIBUTES, tuple(there))
 
-    def of(self, inputs: int, names: set[str], *, makes_up_names: bool) -> tuple[tuple[int, str, str | None, Any], ...]:
+    def of(
+        self, inputs: int, names: AbstractSet[str], *, makes_up_names: bool
+    ) -> tuple[tuple[int, str, str | None, Any], ...]:
         """The questions, by input number: the question, an attribute, the answer; see `attributes`. The wrappers come
         after all `inputs`. `names`: those in the code that ran, which may make up more.
         """

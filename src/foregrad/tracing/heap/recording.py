@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from types import CodeType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -20,41 +19,10 @@ from ..tape.origin import Made, Origins
 from ..tape.tape import Entry, Learned, Tape
 from .alias import Value
 
+if TYPE_CHECKING:
+    from ...frontend.answers import PlacesRead, StateOfRun
+
 Watch = Callable[[Any, Sequence[Entry]], None]
-
-
-class StateOfRun(Protocol):
-    """Python's state around one run of the function: an annex makes one for each run.
-
-    `before` is the state as the call met it; `own` and `journals` note the run's writes, `writes` are each call's, of
-    the values in `spec`; `made` is what the run made, `given_back` the objects outside that hold some of it.
-    """
-
-    before: Any
-    own: Any
-    journals: Any
-    reads: Any
-    writes: tuple[Any, ...]
-    spec: Any
-    made: Any
-    given_back: Any
-
-    def put_stand_ins(self, where: Callable[[], str]) -> None: ...
-    def begins(self, code: CodeType) -> None: ...
-    def take_stand_ins(self) -> None: ...
-    def raise_failed(self) -> None: ...
-    def needs_another_run(self) -> bool: ...
-    def stumbled(self, *, is_foreign: bool) -> bool: ...
-    def outputs(self, result: object, unwrap: object, more: object) -> tuple[list[Any], list[str], Any]: ...
-    def reached(self) -> dict[type, frozenset[int]]: ...
-    def settle(self) -> None: ...
-    def give_up(self, *, is_interrupted: bool) -> None: ...
-    def check_taken_over(self, name: str) -> None: ...
-    def enter(self, module: torch.nn.Module) -> None: ...
-    def as_it_is(self, region: str, who: str) -> contextlib.AbstractContextManager[None]: ...
-    def knows(self, value: object) -> bool: ...
-    def varies(self, value: object) -> bool: ...
-    def changed_since(self) -> Callable[[], str | None]: ...
 
 
 class Host(Hooks):
@@ -72,7 +40,7 @@ class Host(Hooks):
     learned: Learned | None = None
     lifting: Any  # the mode of stand-ins
     state: StateOfRun
-    reads: Any  # the places that the run looked at of Python's state
+    reads: PlacesRead
 
     def knows(self, value: object) -> bool:
         """Whether an object is older than the call, and one object in all calls."""

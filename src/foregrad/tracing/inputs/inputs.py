@@ -6,7 +6,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,6 +47,9 @@ from ..tape.tape import Entry, Learned
 from ..values.sizes import SizeSymbols
 from .open_inputs import OpenInputs
 from .stand_ins import MemoryGroup, StandIns
+
+if TYPE_CHECKING:
+    from ...frontend.answers import PlacesRead, WalkedState
 
 aten = torch.ops.aten
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -366,10 +369,10 @@ class GradientSource(Source):
 class TensorSources:
     """The sources of tensors that one run brings in. `where()`: the user's line; `state`: the run's reach."""
 
-    def __init__(self, reads: Any) -> None:
+    def __init__(self, reads: PlacesRead) -> None:
         self.reads = reads
         self.where: Callable[[], str]
-        self.state: Any
+        self.state: WalkedState
         self._added: ById[torch.Tensor, Source] = ById()
 
     def add(self, real: torch.Tensor, source: Source) -> None:
