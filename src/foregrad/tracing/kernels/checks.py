@@ -86,7 +86,7 @@ def _note(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str,
     rec.checks.note(plan.op, args, kwargs)
 
 
-def _note_builtin(rec: Recording, plan: Any, args: object, kwargs: object) -> None:
+def _note_builtin(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     rec.kernels(plan.op, args, kwargs)  # they look at the metadata
     rec.checks.note(plan.op, args, kwargs)
 
