@@ -14,7 +14,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 
-def class_property(answer: Callable[[Any], type]) -> Any:
+def class_property(answer: Callable[[Any], type]) -> property:
     """A property that answers `__class__`, of objects that stand for an object of a different class."""
     return property(answer)
 

@@ -150,7 +150,7 @@ class Replacements:
             _put(*self._before.pop())
 
 
-_ABSENT: Any = object()
+_ABSENT: object = object()
 
 
 def _put(owner: object, name: str, value: object) -> None:

@@ -36,7 +36,7 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 def single_level(name: str, methods: dict[str, object]) -> Callable[..., Any]:
     """The apply of a Function that deals with the wrappers of functorch's top level itself."""
-    kind: Any = torch.autograd.function._SingleLevelFunction
+    kind = torch.autograd.function._SingleLevelFunction
     made: Any = type(name, (kind,), methods)
     apply: Callable[..., Any] = made.apply
     return apply

@@ -284,7 +284,7 @@ CORRECTED: dict[Any, Any] = {
 }
 
 
-def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """An operator on fakes of symbolic sizes, by its Python kernel if there is one.
 
     Kernels in C++ may read sizes as plain numbers: some raise, some silently specialize the graph.
@@ -320,7 +320,7 @@ def real_constants(mode: FakeTensorMode | None) -> contextlib.AbstractContextMan
     return contextlib.nullcontext() if mode is None else bound(mode, "allow_non_fake_inputs", True)
 
 
-def fake_mode_of(values: Any) -> Any:
+def fake_mode_of(values: Any) -> FakeTensorMode | None:
     """The fake mode of the active trace, of the modes that are on, or of fakes among `values`; or None.
 
     Raises torch's error if there are two different ones.

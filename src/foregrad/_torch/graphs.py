@@ -277,7 +277,7 @@ class LateGraph:
 class _MadeWhenRead:
     """A class attribute of graph modules without a graph yet: makes the graph."""
 
-    def __get__(self, module: Any, owner: object) -> Any:
+    def __get__(self, module: Any, owner: object) -> fx.Graph:
         late = late_graph_of(module)
         if late is None:
             raise AttributeError("_graph")

@@ -44,7 +44,7 @@ class _UnlessNone(_HookAround):
         return None if gradient is None else super().__call__(gradient)
 
 
-def _spared(hook: object) -> Any:
+def _spared(hook: object) -> object:
     # Hooks of several tensors count their calls, and expect one for each tensor whose node runs.
     counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__
     return hook if counts or isinstance(hook, _UnlessNone) else _UnlessNone(hook)
@@ -60,7 +60,7 @@ class _UnlessCut(_HookAround):
         return None if gradient is None and getattr(_thread, "is_cut", False) else super().__call__(gradient)
 
 
-def unless_cut(hook: object) -> Any:
+def unless_cut(hook: object) -> object:
     """The hook for a traced tensor: see `gradients_cut`."""
     counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__  # as in `_spared`
     return hook if counts else _UnlessCut(hook)

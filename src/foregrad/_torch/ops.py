@@ -25,7 +25,7 @@ def mkldnn_rnn_layer_for_training(*args: object) -> Any:
 
 def convolves_image_by_image(image: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether a convolution on a CPU, as threads are now, multiplies matrices for each image. A fake image will do."""
-    backend: Any = torch._C._select_conv_backend(image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    backend = torch._C._select_conv_backend(image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     return bool(backend.name == "Slow2d")
 
 

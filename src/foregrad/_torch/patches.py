@@ -116,7 +116,7 @@ class Hooks:
     def missing(self, tensor: torch.Tensor, name: str) -> None:
         """Called when an attribute is read that a tensor does not have."""
 
-    def node_hook(self, hook: Callable[[Any], object], register: Callable[[Any], object]) -> Any:
+    def node_hook(self, hook: Callable[[Any], object], register: Callable[[Any], object]) -> object:
         """Register a hook of the program's on a node."""
         return register(hook)
 
@@ -154,7 +154,7 @@ class _Called:
     def __name__(self) -> str:
         return (self.owner if isinstance(self.owner, type) else type(self.owner)).__qualname__
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self.original(self.owner, *args, **kwargs)
 
 
@@ -175,7 +175,7 @@ def _call(self: torch.nn.Module, *args: object, **kwargs: object) -> Any:
 
 
 @runs_user_code
-def call_marked(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def call_marked(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Call a function that `foregrad.region` marked."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is None:
@@ -258,7 +258,7 @@ def _getattribute(self: torch.nn.Module, name: str) -> object:
 
 
 @functools.cache
-def _attribute_reader() -> Any:
+def _attribute_reader() -> object:
     return make_attribute_reader(torch.nn.Module, _active, _not_read_by) or _getattribute
 
 

@@ -48,7 +48,7 @@ class Node(SymNode):
     _plain: tuple[int, int | None] | None = None  # (version, the number that it can only be, or None)
 
     @property
-    def expr(self) -> Any:
+    def expr(self) -> object:
         version = self.shape_env._replacements_version_counter
         if self._expr_ver == version:
             return self._expr_cache
@@ -89,7 +89,7 @@ class Env(ShapeEnv):
         # Without this counter replacements of symbols are not noticed, so each expression is computed anew.
         self.results = _Results() if hasattr(self, "_replacements_version_counter") else None
 
-    def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
+    def create_symintnode(self, *args: Any, **kwargs: Any) -> int | torch.SymInt:
         number = super().create_symintnode(*args, **kwargs)
         if isinstance(number, SymInt) and self.results is not None:
             remember(number.node, self.results)

@@ -105,7 +105,7 @@ def like(model: torch.Tensor, base: torch.Tensor | None, nbytes: object) -> torc
     a fifth of a millisecond to compute, and are copied here.
     """
     stand_in = twin(model)
-    memory: Any = base
+    memory = base
     if memory is None:
         memory = _make_wrapper(
             _Unfinished, (0,), (1,), 0, None, model.dtype, torch.strided, model.device, storage_size=nbytes

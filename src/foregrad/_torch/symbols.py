@@ -129,7 +129,7 @@ class TracedInt(NumPyNumber, torch.SymInt):
     gives floats is Python's, operator by operator, done by the numbers of the capture (see `SymbolTable.tell`).
     """
 
-    def plain(self) -> Any:
+    def plain(self) -> torch.SymInt:
         return torch.SymInt(self.node)
 
     @class_property
@@ -443,7 +443,7 @@ def _value(node: fx.Node) -> Any:
     return function(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})
 
 
-def shape_env() -> Any:
+def shape_env() -> ShapeEnv:
     """A new `ShapeEnv`."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

@@ -196,7 +196,7 @@ def is_symbolic_zero(tensor: torch.Tensor) -> bool:
 
 def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     """Whether the tensor only wraps other tensors, or handles its operators itself."""
-    plain: Any = torch.Tensor
+    plain = torch.Tensor
     if type(tensor).__torch_dispatch__ is not plain.__torch_dispatch__:
         return True
     return is_traceable_wrapper_subclass(tensor)

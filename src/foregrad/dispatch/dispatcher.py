@@ -273,7 +273,7 @@ class Dispatcher:
                 return eager.call(self.function, args, kwargs)
         return self._compile_and_call(args, kwargs, tried)
 
-    def _call_forms(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+    def _call_forms(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         """The result of a call from the first form of the function that takes it; `MISS` if none does."""
         for form in self.forms:
             result = form.call(args, kwargs)

@@ -124,7 +124,7 @@ class Refusals:
         entry.count += 1
         return entry
 
-    def again(self, args: tuple[object, ...], kwargs: Mapping[str, object], fault: BaseException) -> Any:
+    def again(self, args: tuple[object, ...], kwargs: Mapping[str, object], fault: BaseException) -> object:
         """Make a call in eager after its graph raised `fault` and left nothing. Eager raises the program's own errors,
         with everything done by then that comes before.
         """
@@ -324,7 +324,7 @@ class Transformed:
         self.function, self.compile_flat, self.config, self.name = function, compile_flat, config, name
         self.refusals = Refusals(function, name, config.on_unsupported, limit=config.refusal_limit)
 
-    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         self._refuse(args, kwargs, UnsupportedError(f"`{self.name}` is called {_UNDER_TRANSFORMS}"))
         return self.function(*args, **kwargs)
 

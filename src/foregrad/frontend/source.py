@@ -32,11 +32,11 @@ class Strong:
     def __init__(self, value: object) -> None:
         self.value = value
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         return self.value
 
 
-def reference(value: object) -> Any:
+def reference(value: object) -> Callable[[], Any]:
     """A function that gives the value: a weak reference where the value has one; then None after the value's end."""
     try:
         return weakref.ref(value)

@@ -86,7 +86,7 @@ class _Unseen:
 
     of = unobserved
 
-    def scan(self, *_: object) -> Any:
+    def scan(self, *_: object) -> types.SimpleNamespace:
         """The names in the code that ran: code may name any."""
         return types.SimpleNamespace(names=frozenset(), makes_up_names=True)
 

@@ -236,7 +236,7 @@ class _Code:
 
 
 def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[object]) -> Any:
-    base: Any = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
+    base = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
     instance = base.__new__(cls)  # not through __init__: it may compute or refuse
     for name, value in zip(names, values, strict=True):
         object.__setattr__(instance, name, value)

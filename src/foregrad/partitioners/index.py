@@ -275,7 +275,7 @@ def value_bytes(value: object) -> int:
                 _BYTES[token] = size
         return size
     if isinstance(value, torch.Tensor):
-        count: Any = value.numel()
+        count: int = value.numel()
         if not isinstance(count, int):
             count = _hinted_numel(value.shape)
         return int(count * value.dtype.itemsize)

@@ -49,7 +49,7 @@ def _expand(
 ) -> bool:
     operands = node.all_input_nodes
     values = [operand.meta["val"] for operand in operands]
-    key: Any = node
+    key: fx.Node = node
     if all(isinstance(value, torch.Tensor) and not symbols_in(value) for value in values):
         place = {operand: (i, values[i].storage_offset(), layout_of(values[i])) for i, operand in enumerate(operands)}
         key = structure_of(node, place.__getitem__)

@@ -85,7 +85,9 @@ def without_tangents(
     return _cut_down(backward, tangents, missing, leads)
 
 
-def without_gradients(rest: fx.GraphModule, gradients: Collection[str], absent: Collection[str], results: int) -> Any:
+def without_gradients(
+    rest: fx.GraphModule, gradients: Collection[str], absent: Collection[str], results: int
+) -> fx.GraphModule:
     """The `rest` of a backward specialized to the `absent` gradients among its `gradients`, by name; the rest are its
     inputs. The first `results` results are gradients, None where they depend on absent gradients alone.
     """
@@ -219,7 +221,7 @@ def _reorder(sums: list[fx.Node], opaque: set[fx.Node]) -> None:
             node.args = (*reversed(node.args),)
 
 
-def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> Any:
+def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> fx.Node:
     spec = spec_of(node)
     if isinstance(spec, TensorSpec):
         contiguous = contiguous_strides(spec.shape)

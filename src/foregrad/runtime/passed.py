@@ -105,7 +105,7 @@ class _Join(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: object) -> Any:
+    def backward(ctx: Any, gradient: object) -> tuple[object, ...]:
         return gradient, *[None] * ctx.num_tensors
 
 

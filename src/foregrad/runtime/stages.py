@@ -50,13 +50,13 @@ class _Later(torch.autograd.Function):
     """The inputs of a later stage."""
 
     @staticmethod
-    def forward(ctx: Any, call: _StagedCall, stage: int, *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, call: _StagedCall, stage: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.call, ctx.stage = call, stage
         return tuple(tensor.detach() for tensor in inputs)
 
     @staticmethod
-    def backward(ctx: Any, *arriving: object) -> Any:
+    def backward(ctx: Any, *arriving: object) -> tuple[object, ...]:
         own = ctx.call.gradients(ctx.stage)
         if own is None:
             return None, None, *arriving

@@ -46,12 +46,14 @@ class _History(torch.autograd.Function):
     """Tensors that require grad and are no leaves, with gradients that go nowhere."""
 
     @staticmethod
-    def forward(ctx: Any, nobody: torch.Tensor, tensors: list[torch.Tensor], error: Exception | None) -> Any:
+    def forward(
+        ctx: Any, nobody: torch.Tensor, tensors: list[torch.Tensor], error: Exception | None
+    ) -> tuple[torch.Tensor, ...]:
         ctx.error = error
         return tuple(tensor.data for tensor in tensors)  # without their view relations
 
     @staticmethod
-    def backward(ctx: Any, *gradients: object) -> Any:
+    def backward(ctx: Any, *gradients: object) -> tuple[None, None, None]:
         if ctx.error is not None:
             raise type(ctx.error)(*ctx.error.args)
         return None, None, None

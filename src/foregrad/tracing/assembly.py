@@ -332,7 +332,7 @@ def _input_info(
     shared_of: Mapping[int, int],
 ) -> InputInfo:
     """`number`, `owners`: inputs' numbers by record, and by real tensor."""
-    source: Any = record.source
+    source: object = record.source
     if index in shared_of:
         source = MemoryOf(shared_of[index])
     elif isinstance(source, InputRecord):

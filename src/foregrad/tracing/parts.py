@@ -242,7 +242,7 @@ class CaptureParts(Host):
 
 
 @runs_user_code
-def run_function(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def run_function(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     # The frame of this function ends the user's part of a stack trace.
     return function(*args, **kwargs)
 

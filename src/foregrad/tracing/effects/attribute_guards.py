@@ -177,7 +177,7 @@ class Facts:
             f"the base of `{record.slot}` is asked for at {self.where()}: pass that tensor as an argument instead."
         )
 
-    def _is_view(self, record: Asked, func: object) -> Any:
+    def _is_view(self, record: Asked, func: object) -> bool:
         self.note(record, "{}._base is None", record.real._base is None)
         return record.real._base is not None
 
@@ -306,7 +306,7 @@ class Gradients(Aspect):
 
     # ---------------------------------------------------------------- while the function runs
 
-    def read(self, record: InputRecord) -> Any:
+    def read(self, record: InputRecord) -> torch.Tensor | None:
         """The program's `tensor.grad`."""
         if record in self._held:
             found = own_gradient(record.stand_in)

@@ -87,7 +87,7 @@ class Lifting(TorchFunctionMode):
         """The function has run: whether hooks are left on its own tensors."""
         self.has_hooks = has_hooks
 
-    def in_engine(self, roots: Sequence[object] | None) -> Any:
+    def in_engine(self, roots: Sequence[object] | None) -> contextlib.AbstractContextManager[None]:
         """Context for autograd's engine, wholly on this thread: torch functions in the backward of a custom Function,
         and in hooks, get stand-ins too. `roots`: see `Hooks.engine`.
         """
@@ -171,13 +171,13 @@ class Lifting(TorchFunctionMode):
         is_symbol = isinstance(number, (torch.SymFloat, torch.SymInt))
         return self.recorder.decisions.numbers.ours(number) if is_symbol else number
 
-    def _size(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def _size(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """To the program, symbolic sizes are integers."""
         sizes = func(*args, **kwargs)
         is_told = self.recorder.is_symbolic and is_capturing() and _asked_by_program()
         return self.recorder.decisions.numbers.sizes(sizes) if is_told else sizes
 
-    def _number(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def _number(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """As a number of Python's: constructors such as `torch.FloatTensor` may ask for one. A branch on a number is on
         its truth, not on its value.
         """
@@ -194,12 +194,12 @@ class Lifting(TorchFunctionMode):
         with eigenvalues_only():
             return func(*args, **kwargs)
 
-    def _checked(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def _checked(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         given, named = tuple(map(_below_transforms, args)), {k: _below_transforms(v) for k, v in kwargs.items()}
         self.recorder.checks.note(VALUE_CHECKS[func], given, named)
         return func(*args, **kwargs)
 
-    def _determinant(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def _determinant(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         result = func(*args, **kwargs)
         watch_determinant(result, args[0] if args else next(iter(kwargs.values())))
         return result

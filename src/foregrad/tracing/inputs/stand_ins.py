@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -40,7 +39,7 @@ class NonLeaf(torch.autograd.Function):
         return twin[0]
 
     @staticmethod
-    def backward(ctx: object, *gradients: object) -> Any:
+    def backward(ctx: object, *gradients: object) -> tuple[object, None]:
         return gradients[0], None
 
 

@@ -112,7 +112,7 @@ def _is_dim(dim: Any, spec: TensorSpec) -> bool:
     return type(dim) is int and -rank <= dim < rank
 
 
-def _mm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def _mm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
     a, b = specs
     if kwargs or len(args) != 2 or len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         return None
@@ -195,7 +195,7 @@ def _convolved(x: TensorSpec, weight: TensorSpec, options: Sequence[Any]) -> Ten
     return _new((x.shape[0], weight.shape[0], *sizes), x) if min(sizes) > 0 else None
 
 
-def _convolution(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def _convolution(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
     if len(args) != 9 or kwargs or any(bias.shape != specs[1].shape[:1] for bias in specs[2:]):
         return None
     return _convolved(specs[0], specs[1], args[3:])
@@ -437,7 +437,7 @@ def _expand(spec: TensorSpec, size: Sequence[object], *, implicit: bool = False)
 def _view(spec: TensorSpec, size: Sequence[object]) -> TensorSpec | None:
     if 1 in size or 1 in spec.shape or not _is_contiguous(spec):
         return None
-    count: Any = 1
+    count: int = 1
     for have in spec.shape:
         count = count * have
     wanted: Any = 1

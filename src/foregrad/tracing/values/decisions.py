@@ -102,7 +102,7 @@ class Decisions:
         if self.varied is not None and where not in self.varied:
             raise NumberVaries(where)
 
-    def _integer(self, entry: Entry, value: int, where: str, emit: Emit) -> Any:
+    def _integer(self, entry: Entry, value: int, where: str, emit: Emit) -> object:
         """The symbol of an integer that the graph reads; None where it can't be one."""
         if entry not in self._integers:
             number = self.numbers.integer(value, where)

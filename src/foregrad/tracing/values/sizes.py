@@ -197,7 +197,7 @@ def _all(result: object) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def _spec(tensor: object, shape: Shape | None, number: object) -> Any:
+def _spec(tensor: object, shape: Shape | None, number: object) -> TensorSpec | None:
     if not isinstance(tensor, torch.Tensor):
         return None
     spec = TensorSpec.of(tensor)
