@@ -356,7 +356,7 @@ def capture(fn: Callable[..., object], *args: Any, **kwargs: object) -> JointGra
     with without_fake_mode():
         while True:
             try:
-                call = SizesSeen(dynamic=False).observe(flatten_call(function, args, kwargs, objects=objects), ())
+                call = SizesSeen(dynamic=False).seen(flatten_call(function, args, kwargs, objects=objects), ())
                 joint = capture_call(dataclasses.replace(call, fills_caches=fills), Options(name)).joint
                 if call.dynamic:
                     check_marked(call, joint, name)

@@ -90,14 +90,6 @@ def make_version_check(
     return None if make is None else make(tuple(dicts), tuple(shapes))
 
 
-def make_observer(
-    of_callee: Callable[[Any], int], of_code: Callable[[Any, Any], int], on_call: Callable[[Any, Any], None]
-) -> object:
-    """The C++ version of `Observer` of `tracing/effects/observed.py`; None if the extension has none."""
-    make = getattr(native(), "Observer", None)
-    return None if make is None else make(of_callee, of_code, on_call)
-
-
 def make_attribute_reader(cls: type, active: object, not_read_by: Callable[[str], str]) -> object:
     """The C++ version of `_getattribute` of `patches.py` for a class; None if the extension has none."""
     make = getattr(native(), "attribute_reader", None)

@@ -303,7 +303,7 @@ class Specializer:
         later = next((found for make in makers if (found := make(self.pipeline)) is not None), None)
         self._now = self.pipeline if later is None else later.first
         with compiling(self.name):
-            call = self.sizes.observe(call, decisions)
+            call = self.sizes.seen(call, decisions)
             while True:
                 try:
                     call, product = self._build(call)

@@ -113,7 +113,7 @@ class SizesSeen:
         """Note that the function can't be captured with symbols: from now on every size gets a graph of its own."""
         self._hopeless = True
 
-    def observe(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> FlatCall:
+    def seen(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> FlatCall:
         """The call with the symbolic dimensions, and the lines that read symbolic numbers, noted on the call.
         `decisions`: of the graphs so far.
         """

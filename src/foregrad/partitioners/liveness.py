@@ -281,8 +281,8 @@ class Storages:
         # An argument of a half, say, has a size that is told later.
         counts = [bool(size) or kind is Kind.INPUT for size, kind in zip(self.size, index.kinds, strict=True)]
         self.touched = [
-            tuple({r for r in (root[i], *[root[operand] for operand in reads]) if counts[r]})
-            for i, reads in enumerate(index.operands)
+            tuple({r for r in (root[i], *[root[operand] for operand in operands]) if counts[r]})
+            for i, operands in enumerate(index.operands)
         ]
 
     def liveness(self, residuals: Iterable[int]) -> Liveness:

@@ -166,8 +166,8 @@ def may_recompute(index: JointIndex, wish: bytearray | None) -> bytearray:
 def reading_written(index: JointIndex) -> Iterator[int]:
     """Nodes that read, other than as a view, an input that is overwritten before the backward runs."""
     if index.written:
-        for i, reads in enumerate(index.operands):
-            if index.kinds[i] is not Kind.VIEW and any(index.root[operand] in index.written for operand in reads):
+        for i, operands in enumerate(index.operands):
+            if index.kinds[i] is not Kind.VIEW and any(index.root[operand] in index.written for operand in operands):
                 yield i
 
 
@@ -209,9 +209,9 @@ class _Rules:
     def reductions(self) -> Iterator[int]:
         """Results much smaller than their operands."""
         index = self.index
-        for i, reads in enumerate(index.operands):
-            if reads and self._cheap(i):
-                read = sum([index.bytes_of(operand) for operand in reads])
+        for i, operands in enumerate(index.operands):
+            if operands and self._cheap(i):
+                read = sum([index.bytes_of(operand) for operand in operands])
                 if index.bytes_of(i) * _REDUCTION < read:
                     yield i
 

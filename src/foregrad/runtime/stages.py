@@ -102,8 +102,8 @@ class _StagedBackward:
         """The gradients of a stage, given out once."""
         while self.done <= number:
             stage = self.stages[self.done]
-            read = [self.values[name] for name in stage.reads]
-            needed = {name for later in self.stages[self.done + 1 :] for name in later.reads}
+            read = [self.values[name] for name in stage.takes]
+            needed = {name for later in self.stages[self.done + 1 :] for name in later.takes}
             for name in self.values.keys() - needed:  # the stage frees them after their last use
                 del self.values[name]
             with engine.disable_autocast():

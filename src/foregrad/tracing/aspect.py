@@ -79,8 +79,8 @@ class Aspect:
     capture itself are aspects too, though not registered.
 
     `functions`: torch functions that the aspect owns; `method(self, function, args, kwargs)` runs in place of each.
-    `operators`: likewise for operators and namespaces of operators, with an operator's `Plan`. An aspect holds no real
-    tensor after `finished`, and reaches the capture only by `recorder.host`; that reference goes.
+    `operators`: likewise for operators and namespaces of operators, with an operator's `Treatment`. An aspect holds no
+    real tensor after `finished`, and reaches the capture only by `recorder.host`; that reference goes.
     """
 
     functions: ClassVar[Mapping[Any, Row]] = {}

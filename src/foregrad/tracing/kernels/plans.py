@@ -60,7 +60,7 @@ PLAINER_BY_NAME = {
 }
 
 
-class Plan:
+class Treatment:
     """The recorder's treatment of an operator; the plan keeps the operator alive, and so the id it is found by."""
 
     __slots__ = ("decomposition", "formula", "in_grad_mode", "info", "is_cacheable", "is_query", "op")

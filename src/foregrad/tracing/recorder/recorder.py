@@ -34,7 +34,7 @@ from ..heap.views import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
 from ..kernels.metadata import Metadata, as_kernels_say
-from ..kernels.plans import NO_KEYWORDS, PLAINER_BY_NAME, QUERIES, Plan, has_real
+from ..kernels.plans import NO_KEYWORDS, PLAINER_BY_NAME, QUERIES, Treatment, has_real
 from ..tape.opinfo import OpInfo, op_info, returns_tensors, take_data
 from ..tape.origin import Origins, user_line
 from ..values.decisions import Decisions
@@ -74,7 +74,7 @@ class Recorder(Trace, ThreadDispatchMode):
         self.has_absent = False
         self.phases: dict[int, torch.Tensor] = {}  # see `_require` in plans.py, by autograd sequence number
         self.wrapper_inputs: IdSet[object] = IdSet()  # the stand-ins of wrappers
-        self.plans: dict[int, Plan] = {}
+        self.plans: dict[int, Treatment] = {}
         self.fakes = FakeRuns(fake_mode, self.is_symbolic)
         self.metadata = Metadata(self.values.get, self.kernels)
         self.changes = MetadataChanges(self)
@@ -174,9 +174,9 @@ class Recorder(Trace, ThreadDispatchMode):
             return plan.formula(self, plan, args, kwargs)
         return self.pure(plan, args, kwargs)
 
-    def _plan(self, func: object) -> Plan:
+    def _plan(self, func: object) -> Treatment:
         if func in QUERIES:
-            plan = self.plans[id(func)] = Plan(func, None, None)
+            plan = self.plans[id(func)] = Treatment(func, None, None)
             return plan
         if not isinstance(func, OpOverload):
             raise UnsupportedOpError(
@@ -191,7 +191,7 @@ class Recorder(Trace, ThreadDispatchMode):
         # The tensor behind it keeps a history; a detached result has none.
         plainer = PLAINER_BY_NAME.get(str(func))
         wanted = None if func is aten.detach.default else self.decompositions.get(func, plainer)
-        plan = self.plans[id(func)] = Plan(func, op_info(func), wanted)
+        plan = self.plans[id(func)] = Treatment(func, op_info(func), wanted)
         rows = self.host.aspects.operators
         row = rows.get(func) or rows.get(func.namespace)
         if row is not None:
@@ -227,7 +227,7 @@ class Recorder(Trace, ThreadDispatchMode):
             return symbolic_fake(self.fake_mode, func, args, kwargs)
         return self.fake_mode.dispatch(func, (), args, kwargs)
 
-    def pure(self, plan: Plan, args: Any, kwargs: Any) -> Any:
+    def pure(self, plan: Treatment, args: Any, kwargs: Any) -> Any:
         """An operator that writes to nothing."""
         info, constant, specs = plan.info, None, None
         if info.is_view and type(args[0]) is complex:  # the conjugate of a number, in the derivative of a product
