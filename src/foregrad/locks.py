@@ -43,7 +43,7 @@ else:
     class cached_property:  # noqa: N801 (it stands for functools')
         """`functools.cached_property` without its lock: a forked child would inherit it from a thread of its parent."""
 
-        def __init__(self, compute: Callable[[Any], object]) -> None:
+        def __init__(self, compute: Callable[[object], object]) -> None:
             self.compute = compute
             self.__doc__ = compute.__doc__
 
@@ -125,7 +125,7 @@ class ProcessPatch:
         self._depths = {me: self._depths[me]} if me in self._depths else {}
 
 
-Bind = Callable[[Any, str, Any], None]
+Bind = Callable[[object, str, object], None]
 """How a name in a module or class is bound to something else: see `Replacements.bind`."""
 
 

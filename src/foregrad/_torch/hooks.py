@@ -131,7 +131,7 @@ class _Refusing(collections.OrderedDict[Any, Any]):
         return False
 
 
-def refuse_hooks(tensor: Any, hook: Callable[[Any], None], refuse: Callable[[], None]) -> None:
+def refuse_hooks(tensor: Any, hook: Callable[[object], None], refuse: Callable[[], None]) -> None:
     """Make `register_hook` on a tensor without hooks call `refuse` from now on.
 
     `hook` runs with the tensor's gradient, or None, when one is asked for or arrives.

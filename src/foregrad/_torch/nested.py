@@ -97,6 +97,6 @@ def flat_arguments(args: tuple[object, ...], kwargs: dict[str, object], spec: An
     return pytree.tree_leaves((args, kwargs))
 
 
-def mapped_leaves(function: Callable[[Any], object], value: object) -> Any:
+def mapped_leaves(function: Callable[[object], object], value: object) -> Any:
     """A container with `function` applied to each leaf, as PyTorch's pytree knows them."""
     return pytree.tree_map(function, value)

@@ -116,7 +116,7 @@ class Hooks:
     def missing(self, tensor: torch.Tensor, name: str) -> None:
         """Called when an attribute is read that a tensor does not have."""
 
-    def node_hook(self, hook: Callable[[Any], object], register: Callable[[Any], object]) -> object:
+    def node_hook(self, hook: Callable[[object], object], register: Callable[[object], object]) -> object:
         """Register a hook of the program's on a node."""
         return register(hook)
 
@@ -215,7 +215,7 @@ def _use_count(self: torch.Tensor) -> int:
     return int(_original_use_count(self))
 
 
-def _moved(self: torch.nn.Module, fn: Callable[[Any], object], recurse: bool = True) -> torch.nn.Module:
+def _moved(self: torch.nn.Module, fn: Callable[[object], object], recurse: bool = True) -> torch.nn.Module:
     """`module.to(device)`, `.float()`, `.cpu()`: nothing, if they change no tensor of the module.
 
     PyTorch then assigns each parameter to itself (`param.data = param`). For fake tensors it would replace the
@@ -366,7 +366,7 @@ def region_runner() -> RunRegion | None:
 
 
 @contextlib.contextmanager
-def swapping(swap: Callable[[Any], object]) -> Iterator[None]:
+def swapping(swap: Callable[[object], object]) -> Iterator[None]:
     """Context: custom Functions get the results of `swap` for their arguments, before any other swap."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is None:

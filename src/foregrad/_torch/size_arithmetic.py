@@ -107,7 +107,7 @@ class Env(ShapeEnv):
         return value
 
 
-def _remembered(name: str) -> Callable[[Node, Any], object]:
+def _remembered(name: str) -> Callable[[Node, object], object]:
     compute = getattr(SymNode, name)
 
     def method(self: Node, other: Any) -> Any:

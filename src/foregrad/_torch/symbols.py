@@ -54,7 +54,7 @@ def has_symbolic(value: object) -> bool:
     return isinstance(value, SYMBOLIC)
 
 
-def map_symbolic(value: object, fn: Callable[[Any], object]) -> Any:
+def map_symbolic(value: object, fn: Callable[[object], object]) -> Any:
     """`value` with `fn` applied to its every symbolic number, through lists, tuples and dicts."""
     return mapped(value, SYMBOLIC, fn)
 
@@ -375,7 +375,7 @@ def expression_in(number: Any, symbols: Mapping[Any, Any]) -> Any:
     return expression if all(symbol in symbols for symbol in expression.free_symbols) else number.node._expr
 
 
-def expression_text(expression: Any, names: Mapping[object, str], bind: Callable[[str, Any], str]) -> str:
+def expression_text(expression: Any, names: Mapping[object, str], bind: Callable[[str, object], str]) -> str:
     """A sympy expression, or a symbolic number, as Python; `names` has the variable of each symbol.
 
     `bind` gives a global name for a module the text uses (`math`, `torch`).
@@ -467,7 +467,7 @@ def new_symbolic_integer(env: Any, value: int, name: str) -> Any:
     return env.create_symintnode(symbol, hint=value, source=source)
 
 
-SYM_MATH: dict[object, Callable[[Any], object]] = {
+SYM_MATH: dict[object, Callable[[object], object]] = {
     getattr(torch, f"_sym_{name}"): getattr(math, name)
     for name in "sqrt cos cosh sin sinh tan tanh asin acos atan log2".split()
 }

@@ -22,7 +22,7 @@ from ..frontend.values import is_plain, same_keys, same_value
 from ..graph.call_effects import ObjectWrite
 from ..graph.source import Names, literal
 
-Bind = Callable[[str, Any], str]
+Bind = Callable[[str, object], str]
 _BY_VALUE = (torch.device, torch.Size, bytes)
 _BY_PARTS = (slice, range, complex)  # equal ones may differ in what makes them, or not be equal to themselves
 
@@ -69,11 +69,11 @@ def answers(template: str, owner: str, attribute: str | None, value: object, bin
     return f"{bind('holds', _holds(value))}({expression})", expression
 
 
-def _holds(value: Any) -> Callable[[Any], bool]:
+def _holds(value: Any) -> Callable[[object], bool]:
     """A test whether a later value is as `value`: plain values are compared here, objects by Python's state."""
     if is_plain(value):
         return functools.partial(same_value, value)
-    test: Callable[[Any], bool] = of_python().Expected(value).holds
+    test: Callable[[object], bool] = of_python().Expected(value).holds
     return test
 
 

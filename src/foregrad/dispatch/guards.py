@@ -374,7 +374,7 @@ def _static_or_none(numbers: tuple[Any, ...]) -> list[int | None]:
 # The state of the thread and of the library during a capture, as conditions of a guard.
 
 
-def state_conditions(joint: JointGraph, bind: Callable[[str, Any], str], *, tensors: bool) -> list[str]:
+def state_conditions(joint: JointGraph, bind: Callable[[str, object], str], *, tensors: bool) -> list[str]:
     """Conditions that hold while the state is as it is now.
 
     One C++ object tests grad mode, autocast of every device, deterministic algorithms, the default dtype, tf32 and

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy  # as it is outside of captures
+_from_numpy: Callable[[object], torch.Tensor] = torch.from_numpy  # as it is outside of captures
 
 
 def is_number_of_numpy(value: Any) -> bool:

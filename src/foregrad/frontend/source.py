@@ -73,7 +73,7 @@ class Source:
         """Where to start; None when that is no more."""
         return self._root()
 
-    def bound(self, bind: Callable[[str, Any], str]) -> str:
+    def bound(self, bind: Callable[[str, object], str]) -> str:
         """Python source for the root; `bind` gives globals names."""
         return bind("root", self._root) + "()"
 
@@ -94,7 +94,7 @@ class Source:
         except (AttributeError, LookupError, TypeError):
             return None
 
-    def expression(self, root: str, bind: Callable[[str, Any], str]) -> str:
+    def expression(self, root: str, bind: Callable[[str, object], str]) -> str:
         """Python source for the object, given the name of a variable holding the root; `bind` gives globals names."""
         for kind, key in self.steps:
             root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind)

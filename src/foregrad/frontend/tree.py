@@ -319,7 +319,7 @@ class Opened:
     containers: tuple[object, ...]
 
 
-def open_objects(values: Sequence[object], instead: Callable[[Any], object], unwrap: Unwrap) -> Opened:
+def open_objects(values: Sequence[object], instead: Callable[[object], object], unwrap: Unwrap) -> Opened:
     """The leaves of nested containers and plain objects, and the structure of the list of `values`; an object met twice
     is one. `instead(value)` gives a leaf that replaces the value, or None; `unwrap`: see `flatten`.
     """
@@ -334,7 +334,7 @@ def list_of(trees: Sequence[Tree]) -> Tree:
 
 
 def open_arguments(
-    args: tuple[object, ...], kwargs: dict[str, object], array: Callable[[Any], torch.Tensor | None]
+    args: tuple[object, ...], kwargs: dict[str, object], array: Callable[[object], torch.Tensor | None]
 ) -> Opened:
     """Open the arguments of a call. A stepper (see `STEPPERS`) is a leaf."""
     opener = _Opener(_stepper, new_samples(), makes=False, array=array)
@@ -365,11 +365,11 @@ class _Opener:
 
     def __init__(
         self,
-        instead: Callable[[Any], object],
+        instead: Callable[[object], object],
         unwrap: Unwrap,
         *,
         makes: bool,
-        array: Callable[[Any], torch.Tensor | None] = _nothing,
+        array: Callable[[object], torch.Tensor | None] = _nothing,
     ) -> None:
         self.instead, self.array = instead, array
         self.unwrap = unwrap

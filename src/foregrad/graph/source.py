@@ -38,7 +38,7 @@ from ..errors import InternalError
 # Text for people goes through `shown` (one line without control characters: these could end a comment or turn the text
 # around) or `key_text` (it runs no `__repr__` of the user's).
 
-Bind = Callable[[str, Any], str]
+Bind = Callable[[str, object], str]
 
 ATTRIBUTES = "tuple({}.__dict__)"
 """The names of all attributes of a tensor."""
@@ -250,7 +250,7 @@ class Renderer:
 
     __slots__ = ("bind", "names")
 
-    def __init__(self, names: Mapping[torch.fx.Node, str], bind: Callable[[Any], str]) -> None:
+    def __init__(self, names: Mapping[torch.fx.Node, str], bind: Callable[[object], str]) -> None:
         self.names = names
         self.bind = bind
 

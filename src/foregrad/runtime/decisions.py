@@ -20,7 +20,7 @@ from ..graph.source import call_keywords, literal, shown
 from ..interrupts import is_interrupt
 from .lines import LineWriter, op_name
 
-Bind = Callable[[str, Any], str]
+Bind = Callable[[str, object], str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

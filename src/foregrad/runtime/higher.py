@@ -66,7 +66,7 @@ def differentiable_backward(
 
 def stopping_backward(
     compiled: Compiled, taken: list[int], make_node: Node, release: Release
-) -> Callable[[Any, Sequence[Any], tuple[int, ...], bool], tuple[Sequence[object], Sequence[object]]] | None:
+) -> Callable[[object, Sequence[Any], tuple[int, ...], bool], tuple[Sequence[object], Sequence[object]]] | None:
     """`run(ctx, tangents, stops, needed)`: the gradients of the outputs at `stops`, where gradients end, and of the
     inputs, if `needed`. Saved tensors are kept.
     """
@@ -227,7 +227,7 @@ class _Renderer(LineWriter):
             return self.saved[self.compiled.partitioned.saved_results[place.index]]
         return self.saved[place.index] if place.kind == "saved" else None
 
-    def render(self, make_node: Node) -> Callable[[Any, tuple[Any, ...]], object]:
+    def render(self, make_node: Node) -> Callable[[object, tuple[Any, ...]], object]:
         self._take_apart()
         names = [self._feed(place) for place in self.derivative.feeds]
         self._read_sizes(names)

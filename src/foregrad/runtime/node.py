@@ -474,7 +474,7 @@ def _nothing(ctx: object, count: int) -> tuple[None, ...]:
 
 def _partial(
     compiled: Compiled, taken: list[int], release: Release, differentiable: Callable[..., object]
-) -> Callable[[Any, tuple[Any, ...]], Any]:
+) -> Callable[[object, tuple[Any, ...]], Any]:
     """The backward if some tangents are missing, or some gradients are not needed: a graph of its own for each pattern.
     Autograd makes the graph where only autograd can tell the present gradients and effects.
     """

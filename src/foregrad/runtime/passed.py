@@ -30,7 +30,7 @@ from .lines import LineWriter
 from .release import Release, saved_in_part
 from .writes import with_history
 
-Mark = Callable[[torch.Tensor, Any], None]
+Mark = Callable[[torch.Tensor, object], None]
 
 
 def said_of(signature: Signature, name: str, what: str, after: tuple[int, ...], how: str) -> str:
@@ -214,7 +214,7 @@ def refuse_watched_results(ctx: Any, name: str) -> None:
 
 Gradients = Sequence[Any]
 # (node, tangents, outputs to stop at, whether inputs need gradients) -> gradients of the outputs, of the inputs
-Stopping = Callable[[Any, Sequence[Any], tuple[int, ...], bool], tuple[Gradients, Gradients]]
+Stopping = Callable[[object, Sequence[Any], tuple[int, ...], bool], tuple[Gradients, Gradients]]
 
 
 @dataclasses.dataclass(slots=True)
@@ -302,7 +302,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def finishing(
-    backward: Callable[..., Any], release: Release, needs_input_grad_of: Callable[[Any], Any]
+    backward: Callable[..., Any], release: Release, needs_input_grad_of: Callable[[object], Any]
 ) -> Callable[..., Any]:
     """`backward(node, *tangents)` for a node that may have run its first step: see `Interior.before`."""
 

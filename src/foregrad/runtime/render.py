@@ -397,12 +397,12 @@ def has_objects(tree: Tree) -> bool:
 _MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cell"}
 
 
-def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, Any], str]) -> str:
+def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, object], str]) -> str:
     """The expression that builds a container of objects; `made`: the variable of a dict that collects the objects."""
     return f"{bind('build', tree.unflatten)}([{', '.join(values)}], made={made})"
 
 
-def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, Any], str]) -> str:
+def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, object], str]) -> str:
     """The expression that builds a container of structure `tree` from the expressions of its leaves."""
     if tree.kind == "leaf":
         return values[0]

@@ -226,7 +226,7 @@ class CaptureParts(Host):
     def gives_back(self, value: object) -> bool:
         return value in self.state.given_back
 
-    def node_hook(self, hook: Callable[[Any], object], register: Callable[[Any], object]) -> Any:
+    def node_hook(self, hook: Callable[[object], object], register: Callable[[object], object]) -> Any:
         return self.called.on_node(hook, register)
 
     def met(self, value: object) -> bool:

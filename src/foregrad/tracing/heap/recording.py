@@ -22,7 +22,7 @@ from .alias import Value
 if TYPE_CHECKING:
     from ...frontend.answers import PlacesRead, StateOfRun
 
-Watch = Callable[[Any, Sequence[Entry]], None]
+Watch = Callable[[object, Sequence[Entry]], None]
 
 
 class Host(Hooks):

@@ -44,7 +44,7 @@ class OpenInputs:
         self.made: ById[Any, Sequence[Any]] = ById()  # by an object made of results of the graph: these results
         self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # objects with gradients, and their plain tensors
 
-    def of_argument(self, array_of: Callable[[Any], object], spec: Any, parts: Sequence[object]) -> object:
+    def of_argument(self, array_of: Callable[[object], object], spec: Any, parts: Sequence[object]) -> object:
         """The stand-in of an argument, over the stand-ins of its plain tensors; `array_of` makes arrays'."""
         return array_of(*parts)
 

@@ -142,7 +142,7 @@ class Metadata:
     def __init__(
         self,
         known: Callable[[torch.Tensor], Any],
-        kernels: Callable[[Any, Any, Any], object],
+        kernels: Callable[[object, object, object], object],
     ) -> None:
         self.known = known
         self.kernels = kernels

@@ -101,7 +101,7 @@ class Tape:
         """The entries that no backward recorded."""
         return [entry for entry in self.entries if not entry.is_backward]
 
-    def with_operator(self, holds: Callable[[Any], bool]) -> list[Entry]:
+    def with_operator(self, holds: Callable[[object], bool]) -> list[Entry]:
         """The entries with an operator that satisfies `holds`; it is asked once for each operator."""
         found = {key for key, target in {id(e.target): e.target for e in self.entries}.items() if holds(target)}
         return [entry for entry in self.entries if id(entry.target) in found] if found else []

@@ -251,7 +251,7 @@ def _open_shapes(entry: Entry, result: object) -> tuple[Shape | None, ...] | Non
     return tuple(shapes)
 
 
-Rule = Callable[[Entry, Any], "list[Shape | None] | None"]
+Rule = Callable[[Entry, object], "list[Shape | None] | None"]
 
 
 def _row(entry: Entry, result: object) -> list[Shape | None]:
