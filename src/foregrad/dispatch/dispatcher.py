@@ -184,6 +184,7 @@ class Dispatcher:
                 return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
             except Exception as error:
                 if not settings.full_tracebacks:
+                    __tracebackhide__ = True  # IPython and pytest skip a frame with this name
                     hide_own_frames(error)
                 raise
 
