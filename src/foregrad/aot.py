@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,7 +16,7 @@ from torch import fx, nn
 from ._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode, fake_mode_of
 from ._torch.graph_tools import activation_budget
 from ._torch.graphs import make_code
-from ._torch.ops import is_opaque
+from ._torch.ops import is_opaque, is_opaque_reference
 from ._torch.symbols import new_symbolic_integer, shape_env, symbolic_context_of
 from ._torch.tensors import is_wrapper_subclass
 from .annexes import the_one
@@ -85,8 +86,8 @@ def _within_activation_budget(
     budget = activation_budget()
     if budget >= 1:
         return min_cut_rematerialization_partition(joint, inputs, **facts)
-    halves: tuple[fx.GraphModule, fx.GraphModule] = the_one("memory budgets").partition_within(budget)(
-        joint, inputs, **facts
+    halves: tuple[fx.GraphModule, fx.GraphModule] = the_one("memory budgets").saving_partition(
+        joint, inputs, fraction=budget, **facts
     )
     return halves
 
@@ -261,12 +262,14 @@ def aot_module_simplified(
         inference_compiler,
         lifted=named_sources(mod),
     )
-    call = flatten_call(returning_sequence(mod, "aot_module_simplified"), tuple(args), {})
+    function = returning_sequence(mod, "aot_module_simplified")
     name = compile_region_name or type(mod).__name__
-    try:
-        forward, _ = compile_unguarded(call, pipeline, name)
-    except SharedInputsError:  # how they share it is guarded
-        dispatcher = Dispatcher(call.function, pipeline, config.value, name, on_unsupported="raise")
+    forward = None
+    if not any(map(is_opaque_reference, args)):
+        with contextlib.suppress(SharedInputsError):
+            forward, _ = compile_unguarded(flatten_call(function, tuple(args), {}), pipeline, name)
+    if forward is None:  # which objects they are, and how they share memory, is guarded
+        dispatcher = Dispatcher(function, pipeline, config.value, name, on_unsupported="raise")
         forward = functools.partial(Dispatcher.__call__, dispatcher)
     of_module = "zero_grad", "named_parameters", "named_buffers"
     attributed(forward, **{name: getattr(mod, name) for name in of_module})

@@ -29,6 +29,7 @@ from ._torch.dynamo import restore_data_assignments
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import has_lost_marks, restore_grad_mode
 from ._torch.graph_tools import activation_budget
+from ._torch.ops import is_opaque_reference
 from ._torch.symbols import is_ragged
 from ._torch.tensors import storage_key
 from ._torch.wrappers import is_wrapper
@@ -157,7 +158,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
             lines = dynamo.source_lines(part)
             if lines is not None:
                 stands_for(*lines)
-    if any(map(is_wrapper, example_inputs)):  # wrappers need guards on their metadata
+    if any(is_wrapper(v) or is_opaque_reference(v) for v in example_inputs):  # guards on metadata, on which object
         varies = None if any(map(_has_open_sizes, dynamo.known_inputs(gm, example_inputs))) else False
         dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=varies)
         unused = [i for i in dynamo.unused_inputs(gm) if is_ragged(example_inputs[i])]

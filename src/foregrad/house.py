@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType, ModuleType
@@ -34,6 +35,11 @@ def file_label(file: str) -> str:
         if named:
             return str(named[1])
     return file.replace("\\", "/").rpartition("/")[2]
+
+
+def with_cells(text: str) -> str:
+    """A message with notebook cells named by their numbers, in place of the files that the kernel writes."""
+    return re.sub(r"\S*ipykernel_\d+\S*?\.py", lambda file: file_label(file[0]), text)
 
 
 def is_house_file(file: str) -> bool:

@@ -33,7 +33,7 @@ class PhaseTime:
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class CompileTimes:
     """The times of all compilations so far, by function and phase; `str()` is a table.
 
@@ -62,6 +62,8 @@ class CompileTimes:
         lines = [f"{'function':<{width}}  {'phase':<18} {'runs':>5} {'seconds':>9}"]
         lines += [f"{e.function:<{width}}  {e.phase:<18} {e.count:>5} {e.seconds:>9.3f}" for e in self.entries]
         return "\n".join([*lines, f"{'all':<{width}}  {'':<18} {'':>5} {self.seconds:>9.3f}"])
+
+    __repr__ = __str__
 
 
 class _Compilation:

@@ -187,8 +187,8 @@ class GraphCopier:
     Names must be unique, as in one graph. `metadata`: gives the copy of a node's metadata.
     """
 
-    def __init__(self, metadata: Callable[[fx.Node], dict[str, object]] = lambda node: node.meta.copy()) -> None:
-        self.metadata = metadata
+    def __init__(self, metadata: Callable[[fx.Node], dict[str, Any]] | None = None) -> None:
+        self.metadata = metadata or (lambda node: node.meta.copy())
         self.writer = GraphWriter()
         self.graph = self.writer.graph
         self.copies: dict[fx.Node, fx.Node] = {}
@@ -218,7 +218,7 @@ class GraphCopier:
 
 def copied(graph: fx.Graph, metadata: Callable[[fx.Node], dict[str, object]] | None = None) -> fx.Graph:
     """A copy of a graph with the names of its nodes, and their metadata or the result of `metadata`."""
-    copier = GraphCopier() if metadata is None else GraphCopier(metadata)
+    copier = GraphCopier(metadata)
     for node in graph.nodes:
         if node.op == "placeholder":
             copier.placeholder(node)
@@ -264,14 +264,14 @@ class LateGraph:
 
     `inputs`: the nodes that give its placeholders their names. `constants`: attributes that it may read. `results`: its
     returned values. `body` gives its further nodes in the order to run; nodes outside may use these, too. `make` gives
-    the graph.
+    the graph, with the metadata that a function gives for each of its nodes, if there is one.
     """
 
     inputs: Sequence[fx.Node]
     constants: Sequence[fx.Node]
     results: Sequence[Any]
     body: Callable[[], list[fx.Node]]
-    make: Callable[[], fx.Graph]
+    make: Callable[..., fx.Graph]
 
 
 class _MadeWhenRead:
@@ -297,6 +297,20 @@ def ends_of(module: fx.GraphModule) -> tuple[Sequence[fx.Node], Sequence[Any]]:
     if late is not None:
         return late.inputs, late.results
     return module.graph.find_nodes(op="placeholder"), next(iter(reversed(module.graph.nodes))).args[0]
+
+
+def body_of(module: fx.GraphModule) -> list[fx.Node]:
+    """The nodes of a graph in order, without its inputs and its output; the graph need not be made for that."""
+    late = late_graph_of(module)
+    if late is not None:
+        return late.body()
+    return [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
+
+
+def copied_graph_of(module: fx.GraphModule, metadata: Callable[[fx.Node], dict[str, Any]]) -> fx.Graph:
+    """A copy of a module's graph with the result of `metadata`; a graph that is not made yet stays so."""
+    late = late_graph_of(module)
+    return copied(module.graph, metadata) if late is None else late.make(metadata)
 
 
 class LateGraphModule(fx.GraphModule):
@@ -396,7 +410,7 @@ def is_plain_graph_module(module: object) -> bool:
         return False
     if any(getattr(torch.nn.modules.module, hooks) for hooks in _GLOBAL_HOOKS):
         return False
-    codegen = module.graph._codegen
+    codegen: Any = torch.fx.graph.CodeGen() if late_graph_of(module) is not None else module.graph._codegen
     return type(codegen) is torch.fx.graph.CodeGen and codegen._body_transformer is None
 
 

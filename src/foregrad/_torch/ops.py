@@ -120,6 +120,19 @@ def is_opaque(value: object) -> bool:
     return bool(is_opaque_type(type(value)))
 
 
+try:
+    from torch._opaque_base import OpaqueBase as _OpaqueBase
+
+    OPAQUE: tuple[type, ...] = (torch.ScriptObject, _OpaqueBase)  # classes of such objects
+except ImportError:  # torch 2.11
+    OPAQUE = (torch.ScriptObject,)
+
+
+def is_opaque_reference(value: Any) -> bool:
+    """Whether a value is opaque, and no equal one may be in its place."""
+    return isinstance(value, OPAQUE) and not is_opaque_value(value)
+
+
 def is_opaque_value(value: object) -> bool:
     """Whether the value's class is registered as constant: equal values are interchangeable."""
     try:

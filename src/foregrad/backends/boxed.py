@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .._torch.graphs import is_plain_graph_module
+from .._torch.graphs import is_plain_graph_module, late_graph_of
 from ..errors import BackendError
 from ..graph.source import compile_source
 from ..identity import attributed
@@ -150,7 +150,7 @@ def _plain_module(fn: object) -> torch.fx.GraphModule | None:
     module = owner if getattr(fn, "__func__", None) is getattr(type(owner), "forward", fn) else fn
     if not isinstance(module, torch.fx.GraphModule) or not is_plain_graph_module(module) or is_boxed(module):
         return None
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = [] if late_graph_of(module) is not None else module.graph.find_nodes(op="placeholder")
     # Defaults and *args are resolved by the module's own signature.
     return None if any(node.args or str(node.target).startswith("*") for node in inputs) else module
 

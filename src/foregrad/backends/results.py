@@ -15,11 +15,13 @@ call only, if the first results do not show it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import operator
 import os
 import tempfile
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +30,7 @@ from torch import fx
 
 from .._torch import memory
 from .._torch.engine import default_generators
-from .._torch.graphs import is_random
+from .._torch.graphs import body_of, ends_of, is_random
 from .._torch.stand_ins import is_stand_in
 from .._torch.tensors import share_memory, version_of
 from ..errors import BackendError
@@ -76,11 +78,12 @@ def promised(
 
     From position `kept_from` on they are residuals; None: a backward, which hands out all its results.
     """
-    results = []
+    results, inputs = [], set(ends_of(module)[0])
     for i, (node, name) in enumerate(zip(results_of(module), names, strict=True)):
-        source = memory_of(node) if isinstance(node, fx.Node) else None
-        is_fresh = source is not None and makes_memory(source)
-        is_known = source is not None and (is_fresh or source[0].op == "placeholder")
+        source = memory_of(node, inputs) if isinstance(node, fx.Node) else None
+        is_given = source is not None and source[0] in inputs
+        is_fresh = source is not None and not is_given and makes_memory(source)
+        is_known = is_fresh or is_given
         spec = spec_of(node) if isinstance(node, fx.Node) else None
         is_kept = kept_from is not None and i >= kept_from
         is_handed_out = kept_from is None or (i in visible and not is_kept)
@@ -233,29 +236,26 @@ class Contract:
     def _aliases(self, out: list[Any], inputs: list[_Input]) -> Iterator[tuple[int, str]]:
         """Results that share memory against the graph, each with the owner of the memory."""
         extents = [_extent(value) for value in out]
-        meeting = _that_meet(extents)
-        seen: list[int] = []
+        meeting, at = _that_meet(extents), _by_address(inputs)
         for i, expected in enumerate(self.results):
             extent = extents[i]
             if expected.memory is None or extent is None:
                 continue
-            owner = self._owner(out[i], extent[0], inputs) if expected.is_fresh else None
-            others = seen if i in meeting else ()
-            clash = next((j for j in others if self._clash(i, j) and _meet(extent, extents[j])), None)
+            owner = self._owner(out[i], at(extent[0])) if expected.is_fresh else None
+            seen = meeting.get(i)
+            clash = next((j for j in seen or () if self._clash(i, j) and _meet(extent, extents[j])), None)
             if owner is not None:
                 yield i, f"that of {owner}"
             elif clash is not None:
                 yield i, f"that of `{self.results[clash].name}`"
-            elif expected.is_fresh and expected.is_handed_out and i not in meeting and _is_held(out, i):
+            elif expected.is_fresh and expected.is_handed_out and seen is None and _is_held(out, i):
                 yield i, _HELD
-            else:
+            elif seen is not None:
                 seen.append(i)
 
-    def _owner(self, value: torch.Tensor, start: int, inputs: list[_Input]) -> str | None:
-        """The input or constant that owns the memory of a result, which begins at `start`."""
+    def _owner(self, value: torch.Tensor, inputs: list[_Input]) -> str | None:
+        """The input or constant that owns the memory of a result; `inputs`: those with elements at its beginning."""
         for item in inputs:
-            if not item.start <= start < item.stop:
-                continue
             tensor = item.tensor()
             if tensor is None:  # it was freed, so its memory may have been reused: it is held in the next checked call
                 self.hold.add(item.position)
@@ -289,12 +289,12 @@ class _Input:
     @classmethod
     def of(cls, position: int, value: torch.Tensor, *, hold: bool) -> _Input:
         version = None if value.is_inference() else version_of(value)
-        start = value.data_ptr()
+        start = _address(value)
         stop = start + (_span(value) if start else 0)
         return cls(position, weakref.ref(value), value.shape, version, start, stop, value if hold else None)
 
     def has_moved(self, tensor: torch.Tensor) -> bool:
-        return tensor.shape != self.shape or tensor.data_ptr() != self.start
+        return tensor.shape != self.shape or _address(tensor) != self.start
 
     def is_changed(self, tensor: torch.Tensor) -> bool:
         return self.has_moved(tensor) or (self.version is not None and version_of(tensor) != self.version)
@@ -354,6 +354,14 @@ def _is_held(out: list[Any], i: int) -> bool:
     return not (memory.owned()(out, (i,)) or memory.owned_in_python(out, (i,)))
 
 
+def _address(tensor: torch.Tensor) -> int:
+    """The address of a tensor's first byte; 0 on a device whose tensors have no storage."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
 Extent = tuple[int, int]
 
 
@@ -361,8 +369,8 @@ def _extent(value: object) -> Extent | None:
     """The addresses of a tensor's first byte and after its last; None for a value without bytes."""
     if not isinstance(value, torch.Tensor) or value.numel() == 0:
         return None
-    start = value.data_ptr()
-    return start, start + _span(value)
+    start = _address(value)
+    return (start, start + _span(value)) if start else None
 
 
 def _meet(a: Extent, b: Extent | None) -> bool:
@@ -370,16 +378,33 @@ def _meet(a: Extent, b: Extent | None) -> bool:
     return b is not None and a[0] < b[1] and b[0] < a[1]
 
 
-def _that_meet(extents: Sequence[Extent | None]) -> set[int]:
-    """The positions of tensors that have bytes in common with an earlier or later tensor."""
-    positions: set[int] = set()
+def _that_meet(extents: Sequence[Extent | None]) -> dict[int, list[int]]:
+    """The positions of tensors that have bytes in common with a second tensor, each with the list of its group, empty
+    as yet.
+    """
+    groups: dict[int, list[int]] = {}
     last, farthest = -1, -1  # the one that ends farthest so far
     for (start, stop), i in sorted((extent, i) for i, extent in enumerate(extents) if extent is not None):
         if start < farthest:
-            positions |= {i, last}
+            groups[i] = groups.setdefault(last, [])
         if stop > farthest:
             last, farthest = i, stop
-    return positions
+    return groups
+
+
+def _by_address(inputs: list[_Input]) -> Callable[[int], list[_Input]]:
+    """A function that gives the inputs with elements at an address, in their order."""
+    ordered = sorted(inputs, key=lambda item: item.start)
+    starts = [item.start for item in ordered]
+    reach = [*itertools.accumulate((item.stop for item in ordered), max)]
+
+    def at(address: int) -> list[_Input]:
+        first = end = bisect_right(starts, address)
+        while first and reach[first - 1] > address:
+            first -= 1
+        return sorted((i for i in ordered[first:end] if address < i.stop), key=lambda item: item.position)
+
+    return at
 
 
 def _span(value: torch.Tensor) -> int:
@@ -488,7 +513,7 @@ def _input(spec: Any) -> str:
 
 def random_states_of(module: fx.GraphModule, values: Sequence[object]) -> Callable[[], None]:
     """A function that restores the random generators that a graph may draw from."""
-    draws = any(map(is_random, module.graph.nodes))
+    draws = any(map(is_random, body_of(module)))
     devices = {value.device for value in values if isinstance(value, torch.Tensor)} | {torch.device("cpu")}
     generators = default_generators(devices) if draws else []
     states = [(generator, generator.get_state()) for generator in generators]

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
-from .._torch.graphs import copied, is_operator, make_graph_module
+from .._torch.graphs import copied_graph_of, ends_of, is_operator, make_graph_module
 from .._torch.tracing_context import compiler_context
 from ..annexes import given
 from ..backends.boxed import as_boxed
@@ -143,7 +143,7 @@ def called_bare(
         graph = outlined(graph, regions=role.regions, several=2 if role.regions is True else None)
     role.put_on(graph)
     # Eager's kernels need no fakes, and there may be very many.
-    inputs = () if compiler is eager_compiler else graph.graph.find_nodes(op="placeholder")
+    inputs = () if compiler is eager_compiler else ends_of(graph)[0]
     example_inputs = [node.meta["val"] for node in inputs]
     phase, name, reported = role.phase, joint.name, None
     with torch.no_grad(), engine.disable_autocast(), graph_being_compiled(phase):
@@ -200,8 +200,7 @@ def _slots(module: fx.GraphModule, joint: JointGraph, phase: str) -> list[Slot]:
 
 def _input_names(module: fx.GraphModule, joint: JointGraph) -> list[str]:
     texts = joint.slot_texts()
-    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-    return [texts.get(name, name) for name in names]
+    return [texts.get(node.name, node.name) for node in ends_of(module)[0]]
 
 
 def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
@@ -232,8 +231,13 @@ def _is_stride(stride: object) -> bool:
 def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> fx.GraphModule:
     infos = zip(joint.placeholders(), joint.signature.inputs, strict=False)  # tangents come after the inputs
     with_gradient = {node.name for node, info in infos if info.requires_grad}
-    is_backward = role.phase == "backward"
-    graph = copied(module.graph, lambda n: _metadata(n, requires_grad=n.name in with_gradient, is_backward=is_backward))
+    is_backward, inputs = role.phase == "backward", set(ends_of(module)[0])
+
+    def metadata(node: fx.Node) -> dict[str, Any]:
+        op, requires_grad = "placeholder" if node in inputs else node.op, node.name in with_gradient
+        return _metadata(node, op, requires_grad=requires_grad, is_backward=is_backward)
+
+    graph = copied_graph_of(module, metadata)
     if role.phase == "inference":
         for number, node in enumerate(graph.find_nodes(op="placeholder")):
             node.name = node.target = f"arg{number}_1"
@@ -250,18 +254,20 @@ def _stack_trace(result: object) -> str | None:
     return result.meta.get("stack_trace") if isinstance(result, fx.Node) else None
 
 
-def _metadata(node: fx.Node, *, requires_grad: bool, is_backward: bool) -> dict[str, object]:
-    """The metadata that nodes of PyTorch's own graphs have. Costly entries are made when they are read."""
+def _metadata(node: fx.Node, op: str, *, requires_grad: bool, is_backward: bool) -> dict[str, Any]:
+    """The metadata that nodes of PyTorch's own graphs have. Costly entries are made when they are read. `op`: of the
+    node in the graph, which may take the node's value as an input.
+    """
     source = node.meta if isinstance(node.meta, NodeMeta) else NodeMeta(node.meta)
     if requires_grad and isinstance(spec_of(node), TensorSpec):
         meta = source.copy(tensor_meta=lambda: source["tensor_meta"]._replace(requires_grad=True))
     else:
         meta = source.copy()
-    if node.op in ("call_function", "get_attr") and is_backward:
+    if op in ("call_function", "get_attr") and is_backward:
         meta["autograd_backward"] = True  # of values that the forward computes and the backward computes again
-    if node.op == "placeholder":
+    if op == "placeholder":
         meta.setdefault("partitioner_tag", "is_backward" if node.name.startswith("tangents_") else "is_forward")
-    elif node.op == "call_function" and "original_aten" not in meta:
+    elif op == "call_function" and "original_aten" not in meta:
         operators = [n.target for n in _made_of(node) if is_operator(n.target)]
         meta |= {"original_aten": operators[0]} if operators else {}
     return meta

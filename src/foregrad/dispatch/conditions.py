@@ -45,7 +45,7 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
         return f"{bind('holds', _holds(value))}({name})"
     if isinstance(value, types.MethodType):  # made anew each time it is asked for
         return f"{name} == {bind('method', weakref.WeakMethod(value))}()"
-    if isinstance(value, KEPT_WHOLE):
+    if isinstance(value, KEPT_WHOLE) and not is_opaque_value(value):
         return f"{name} is {bind('constant', weakref.ref(value))}()"
     constant = bind("constant", value)
     if isinstance(value, _BY_VALUE) or is_opaque_value(value):

@@ -27,7 +27,7 @@ from ..graph.source import source_of
 from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
-from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
+from ..tracing.tape.again import AdditionsFound, ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, OneWarning, Recompile, Recompiles, is_float_text, reason_of, split_reason
 from .fallbacks import Fallbacks, Refusals, Transformed
 from .graphs import Graphs, Paths, Specialization, Specializer
@@ -65,12 +65,14 @@ class Outer:
     """Facts that the dispatcher of a form gets from the function's dispatcher.
 
     `why`: for each graph of the function, the reason why it was not right before this state became an argument.
-    `only_written`: containers that calls add to and do not read. `varied`: lines that read numbers that vary.
-    `splits_sizes`: whether the form may have forms for sizes itself. `once`, `turn`: the warning and the turn of all.
+    `only_written`: containers that calls add to and do not read; `unread`: see `FlatCall`. `varied`: lines that read
+    numbers that vary. `splits_sizes`: whether the form may have forms for sizes itself. `once`, `turn`: the warning and
+    the turn of all.
     """
 
     why: tuple[Difference, ...] = ()
     only_written: set[tuple[int, object]] = dataclasses.field(default_factory=set)
+    unread: dict[tuple[str, type], bool] = dataclasses.field(default_factory=dict)
     varied: frozenset[str] = frozenset()
     splits_sizes: bool = True
     once: OneWarning = dataclasses.field(default_factory=OneWarning)
@@ -184,6 +186,7 @@ class Dispatcher:
                 return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
             except Exception as error:
                 if not settings.full_tracebacks:
+                    __tracebackhide__ = True  # IPython and pytest skip a frame with this name
                     hide_own_frames(error)
                 raise
 
@@ -360,7 +363,7 @@ class Dispatcher:
         varied = self._sizes.varied | numbers_read(self.graphs.decisions)
         inner = self._compiling(
             lifted,
-            Outer(why, self._outer.only_written, varied, once=self._outer.once, turn=self._turn),
+            Outer(why, self._outer.only_written, self._outer.unread, varied, once=self._outer.once, turn=self._turn),
             open_sizes={
                 **self._sizes.open,
                 **{place.path: place.dims for place in places},
@@ -416,9 +419,12 @@ class Dispatcher:
         return self._try_to_specialize(args, kwargs, place)
 
     def _is_of_one_call(self, difference: Difference) -> bool:
-        """Whether the value that differs may change in each call: a part of the state, or a float."""
+        """Whether the value that differs may change in each call: a part of the state, the length of an argument that
+        calls add to, or a float.
+        """
         is_open = difference.name.startswith(tuple(self._sizes.open))
-        return difference.of_state or is_open or is_float_text(difference.now)
+        grows = difference.name.startswith("len(") and any(self._outer.unread.values())
+        return difference.of_state or is_open or grows or is_float_text(difference.now)
 
     def _try_to_specialize(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], place: object = None
@@ -439,11 +445,16 @@ class Dispatcher:
         return specialization
 
     def _specialized(self, args: tuple[object, ...], kwargs: Mapping[str, object], tries: int = 3) -> Specialization:
-        call = flatten_call(self.function, args, kwargs, objects=True)
+        call, known = flatten_call(self.function, args, kwargs, objects=True), self._outer.unread
+        if unread := [value for value, path in call.containers if known.get((path, type(value))) is False]:
+            call = flatten_call(self.function, args, kwargs, objects=True, unread=unread)
         fills, written = self.fallbacks.may_fill, frozenset(self._outer.only_written)
-        call = dataclasses.replace(call, fills_caches=fills, only_written=written)
+        call = dataclasses.replace(call, fills_caches=fills, only_written=written, unread=known)
         try:
             return self.specializer.specialize(call, self.graphs.decisions)
+        except AdditionsFound as more:
+            known.update(more.found)
+            return self._specialized(args, kwargs, tries)
         except GradientKindError:  # the class is noted now
             if not tries:
                 raise

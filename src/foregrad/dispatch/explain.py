@@ -21,7 +21,7 @@ import torch
 
 from ..errors import ForegradError, ForegradWarning
 from ..graph.signature import DecisionInfo
-from ..house import is_house_code, is_house_file
+from ..house import is_house_code, is_house_file, with_cells
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def reason_of(function: Callable[..., object], name: str, error: BaseException) 
     line = _line_of(error) or _definition(function)
     if line and line.partition(" in ")[0] not in text:
         text += f" ({line})"
-    return text
+    return with_cells(text)
 
 
 def _cause_of(error: BaseException) -> str:

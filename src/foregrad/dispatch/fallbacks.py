@@ -23,6 +23,7 @@ from ..errors import (
     UnknownLeafError,
     UnsupportedError,
     UnsupportedSideEffectError,
+    without_frames,
 )
 from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
@@ -128,7 +129,7 @@ class Refusals:
         """Make a call in eager after its graph raised `fault` and left nothing. Eager raises the program's own errors,
         with everything done by then that comes before.
         """
-        fault.__traceback__ = None  # its frames hold the values of the graph
+        without_frames(fault)
         result = self.function(*args, **kwargs)
         if self.mode == "raise":
             raise fault
@@ -248,7 +249,8 @@ class Fallbacks:
             message = f"`{self.name}` was compiled {len(made)} times, the limit; this call fits no graph: "
             message += f"{difference}. "
             shared = any(isinstance(info.source, MemoryOf) for info in made[-1].product.captured.joint.signature.inputs)
-            remedy = _REMEDY_OF_SHARED if shared and difference.name.endswith((".shape", ".stride()")) else _REMEDY
+            if difference.name.endswith((".shape", ".stride()")):
+                remedy = _REMEDY_OF_SHARED if shared else _REMEDY_OF_SIZES
         message += remedy
         if self.config.error_on_recompile_limit:
             raise UnsupportedError(message)
@@ -308,6 +310,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024  # calls
 
 _MOST_FILLS = 2  # calls in a row that fill a cache; a later change is one of state
 _REMEDY = "Raise foregrad.config.recompile_limit, or pass values that change from call to call as tensors."
+_REMEDY_OF_SIZES = (
+    "Raise foregrad.config.recompile_limit. With dynamic=False, and where the program needs the number itself (a loop, "
+    "an index), each size has its own graph: pad to fewer sizes."
+)
 _REMEDY_OF_SHARED = (
     "Sizes stay fixed where arguments share memory and the function writes to it: pass a `.clone()`, or slice inside "
     "the function."

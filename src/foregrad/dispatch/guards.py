@@ -164,7 +164,8 @@ class CallGuards(GuardMaker):
             return super().container(name, tree, path)
         children = [self.names.fresh(f"{name}_{i}") for i in range(len(tree.children))]
         self.require(self.kind_test(name, tree), path, Words(a_name(tree.type.__name__)), f"type({name})")
-        self._take_object_apart(name, tree, children, path)
+        if tree.kind != "unread":
+            self._take_object_apart(name, tree, children, path)
         return [(child, f"a part of {path}") for child in children]
 
     def _take_object_apart(self, name: str, tree: Tree, children: list[str], path: str) -> None:

@@ -15,7 +15,7 @@ from torch import fx
 
 from .._torch import engine
 from .._torch.fakes import new_fake
-from .._torch.graphs import is_random, needed_by, piece, trace_artifact
+from .._torch.graphs import ends_of, is_random, needed_by, piece, trace_artifact
 from .._torch.levels import is_legacy_batched
 from .._torch.symbols import same_numbers
 from ..annexes import given
@@ -302,7 +302,7 @@ class Pipeline:
 
         if joint.num_guards() > num_guards:
             return in_operators()
-        return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in module.graph.nodes))
+        return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in ends_of(module)[0]))
 
     def _in_stages(self, backward: fx.GraphModule, joint: JointGraph, failures: Failures | None, always: bool) -> Boxed:
         calls, stages = [], cut_in_stages(backward, joint.signature.gradients.stages)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +19,12 @@ from .._torch.symbols import concrete, is_symbolic, map_symbolic, may_vary
 from .._torch.tensors import marked_in_torch
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall, memory_groups
+from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, paddings, spec_of
 from ..graph.signature import ConstantOutput, DecisionInfo, Handle, MemoryOf
 from ..graph.source import described
+from ..house import is_house_module
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -301,17 +303,33 @@ def _behaviour(joint: JointGraph) -> list[object]:
             # An operator that holds arguments is a new object in each capture: its text is compared.
             done.append((repr(node.target), repr(map_symbolic(arguments, concrete))))
     nodes = joint.outputs()
-    for output in joint.signature.structure.outputs:
+    structure = joint.signature.structure
+    given: list[tuple[Any, str, Any]] = []
+    for output in structure.outputs:
+        kind: Any = type(output)
         if isinstance(output, Handle) and output.output is not None and _is_number(nodes[output.output]):
-            value = concrete(nodes[output.output].meta["val"])
-            done.append((ConstantOutput, output.path, repr(value)))
-            continue
-        if isinstance(output, ConstantOutput):
+            kind, value = ConstantOutput, concrete(nodes[output.output].meta["val"])
+        elif isinstance(output, ConstantOutput):
             value = concrete(output.value)
         else:
             value = [(s.op, map_symbolic((s.args, s.kwargs), concrete), s.index) for s in getattr(output, "steps", ())]
-        done.append((type(output), output.path, repr(value)))
-    return done
+        given.append((kind, output.path, value))
+    for first, text in reversed(
+        [*_texts(structure.output_spec), *_texts(structure.written_spec, structure.output_spec.size)]
+    ):
+        parts = given[first : first + text.size]
+        value = text.unflatten([value for _, _, value in parts])
+        given[first : first + text.size] = [(ConstantOutput, parts[0][1].rpartition(".parts[0]")[0], value)]
+    return [*done, *((kind, path, repr(value)) for kind, path, value in given)]
+
+
+def _texts(tree: Tree, first: int = 0) -> Iterator[tuple[int, Tree]]:
+    """The texts that each call makes of numbers, by their first outputs: containers of a class of foregrad's own."""
+    if tree.kind == "namedtuple" and is_house_module(tree.type.__module__):
+        yield first, tree
+    for child in tree.children:
+        yield from _texts(child, first)
+        first += child.size
 
 
 _SLICES = (torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default)

@@ -101,9 +101,10 @@ class FlatCall:
     in earlier captures: they may vary. `sizes`: by line, the numbers of elements found there by earlier captures: a
     further number may vary (None: none may); `every_size`: each may, from the first capture on. `fills_caches`: a place
     that was empty and holds a tensor afterwards counts as a cache, to be filled by an eager call. `only_written`: the
-    places of containers that earlier captures found to be added to and not to be read. `objects`: plain objects among
-    arguments and results are taken apart; `containers`: the arguments' containers with an identity that the tree keeps,
-    by their numbers there, with each container's paths.
+    places of containers that earlier captures found to be added to and not to be read; `unread`: for
+    containers among the arguments, by path and class, whether they are read after all (None: all are). `objects`: plain
+    objects among arguments and results are taken apart; `containers`: the arguments' containers with an identity that
+    the tree keeps, by their numbers there, with each container's paths.
     """
 
     function: Callable[..., Any]
@@ -120,6 +121,7 @@ class FlatCall:
     every_size: bool = False
     fills_caches: bool = False
     only_written: frozenset[tuple[int, object]] = frozenset()
+    unread: Mapping[tuple[str, type], bool] | None = None
     objects: bool = False
     containers: tuple[tuple[object, str], ...] = ()
 
@@ -156,16 +158,21 @@ class FlatCall:
 
 
 def flatten_call(
-    function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], *, objects: bool = False
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    objects: bool = False,
+    unread: Sequence[Any] = (),
 ) -> FlatCall:
     """Flatten the arguments of a call; `UnknownLeafError` or `Unsupported...Error` for arguments that can't be
     captured.
 
-    `objects`: plain objects are taken apart, and containers keep their identity.
+    `objects`: plain objects are taken apart, and containers keep their identity. `unread`: containers without items.
     """
     containers: tuple[object, ...] = ()
     if objects:
-        opened = open_arguments(args, dict(kwargs), tensor_over)
+        opened = open_arguments(args, dict(kwargs), tensor_over, unread)
         leaves, tree, containers = opened.leaves, opened.tree, opened.containers
     else:
         leaves, tree = flatten((args, dict(kwargs)))

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from .._torch.nested import registered_functions
-from .._torch.ops import is_opaque_value
+from .._torch.ops import OPAQUE, is_opaque_value
 from .._torch.wrappers import is_wrapper
 from ..annexes import given
 from ..errors import UnknownLeafError
@@ -29,9 +29,9 @@ from .arrays import is_array, is_number_of_numpy
 from .openings import Opening, Unwrap, Wrap, new_samples, wrap
 
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
-# Their state lasts from call to call, and they refer to each other: like modules, they are the same objects in each
-# call.
-STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+# Their state lasts from call to call, and they refer to each other, or only operators know it: like modules, they are
+# the same objects in each call.
+STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, *OPAQUE)
 KEPT_WHOLE = (torch.nn.Module, *STEPPERS)
 """Arguments that are told apart by which object they are. Guards don't keep them alive."""
 _CONSTANTS = (
@@ -86,7 +86,7 @@ class Tree:
     """
 
     # leaf, tuple, list, dict, namedtuple, structseq, dataclass, registered, wrapper; object, partial, weakref,
-    # method, function, cell, array, ref
+    # method, function, cell, array, ref, unread
     kind: str
     type: Any = None
     context: Any = None
@@ -103,8 +103,8 @@ class Tree:
     def _build(self, leaves: Iterator[object], wrap: Wrap, made: dict[int, object]) -> Any:
         if self.kind == "leaf":
             return next(leaves)
-        if self.kind == "ref":
-            return made[self.context]
+        if self.kind in ("ref", "unread"):
+            return made[self.context if self.kind == "ref" else self.number]
         empty = None
         if self.number >= 0:  # made first: its items may lead back to the container
             if self.kind == "object":
@@ -334,10 +334,13 @@ def list_of(trees: Sequence[Tree]) -> Tree:
 
 
 def open_arguments(
-    args: tuple[object, ...], kwargs: dict[str, object], array: Callable[[object], torch.Tensor | None]
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    array: Callable[[Any], torch.Tensor | None],
+    unread: Sequence[Any] = (),
 ) -> Opened:
-    """Open the arguments of a call. A stepper (see `STEPPERS`) is a leaf."""
-    opener = _Opener(_stepper, new_samples(), makes=False, array=array)
+    """Open the arguments of a call, but for the containers that are `unread`. A stepper (see `STEPPERS`) is a leaf."""
+    opener = _Opener(_stepper, new_samples(), makes=False, array=array, unread=unread)
     trees = list(map(opener.open, args))
     positional = Tree("tuple", tuple, None, tuple(trees), sum(tree.size for tree in trees))
     children = tuple(map(opener.open, kwargs.values()))
@@ -370,8 +373,9 @@ class _Opener:
         *,
         makes: bool,
         array: Callable[[object], torch.Tensor | None] = _nothing,
+        unread: Sequence[Any] = (),
     ) -> None:
-        self.instead, self.array = instead, array
+        self.instead, self.array, self.unread = instead, array, unread
         self.unwrap = unwrap
         self.makes = makes
         self.leaves: list[Any] = []
@@ -404,6 +408,8 @@ class _Opener:
 
     def _look(self, value: Any) -> tuple[str, Any, Any, list[Any]] | None:
         cls = type(value)
+        if any(value is one for one in self.unread):
+            return "unread", cls, None, []
         if cls is weakref.ref:
             target = value()
             # Of what is held by nothing else there would be nothing left.

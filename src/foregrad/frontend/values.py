@@ -77,9 +77,9 @@ def describe(value: Any) -> str:
     cls = type(value)  # not `isinstance`: it asks modules for their class, and modules answer slowly
     if issubclass(cls, torch.Tensor):
         return a_name(cls.__name__)
-    if issubclass(cls, types.FunctionType):
-        code = value.__code__
-        return f"{value.__qualname__} of {file_label(code.co_filename)}:{code.co_firstlineno} (at {id(value):#x})"
+    if issubclass(cls, (types.FunctionType, types.CodeType)):
+        code, name = (value, "code") if cls is types.CodeType else (value.__code__, value.__qualname__)
+        return f"{name} of {file_label(code.co_filename)}:{code.co_firstlineno} (at {id(value):#x})"
     if issubclass(cls, type):
         return f"{value.__qualname__} (at {id(value):#x})"
     if not is_plain(value) and value is not ABSENT:

@@ -11,6 +11,7 @@ so a recomputed block lives only as long as its own backward. In the forward, a 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
@@ -59,15 +60,15 @@ def split(index: JointIndex, residuals: Iterable[fx.Node], offloaded: Iterable[i
             [nodes[i] for i in index.inputs],
             constants := [node for node in nodes if node.op == "get_attr"],
             [*index.forward_outputs, *(nodes[i] for i in (*tensors, *numbers))],
-            lambda: [nodes[i] for i in forward_order(index, kept) if index.kinds[i] is not Kind.INPUT],
-            lambda: _forward_half(index, tensors, numbers, away, replayed),
+            functools.cache(lambda: [nodes[i] for i in forward_order(index, kept) if index.kinds[i] is not Kind.INPUT]),
+            lambda metadata=None: _forward_half(index, tensors, numbers, away, replayed, GraphCopier(metadata)),
         ),
         LateGraph(
             [nodes[i] for i in (*kept, *index.backward_inputs)],
             constants,
             index.gradients,
-            lambda: [nodes[i] for i in backward_order(index, in_backward, kept)],
-            lambda: _backward_half(index, kept, in_backward, away, replayed),
+            functools.cache(lambda: [nodes[i] for i in backward_order(index, in_backward, kept)]),
+            lambda metadata=None: _backward_half(index, kept, in_backward, away, replayed, GraphCopier(metadata)),
         ),
     )
     if STAYS in index.module.meta and not (away or replayed or index.duplicates):
@@ -231,10 +232,9 @@ def forward_order(index: JointIndex, residuals: list[int], excerpt: Excerpt | No
 
 
 def _forward_half(
-    index: JointIndex, tensors: list[int], numbers: list[int], away: set[int], replayed: list[int]
+    index: JointIndex, tensors: list[int], numbers: list[int], away: set[int], replayed: list[int], copier: GraphCopier
 ) -> fx.Graph:
     order = forward_order(index, [*tensors, *numbers])
-    copier = GraphCopier()
     for i in index.inputs:
         copier.placeholder(index.nodes[i])
     hosts = Hosts(index, away)
@@ -280,13 +280,12 @@ def _soon(index: JointIndex, nodes: list[int], extra: list[int]) -> list[int]:
 
 
 def _backward_half(
-    index: JointIndex, residuals: list[int], computed: bytearray, away: set[int], replayed: list[int]
+    index: JointIndex, kept: list[int], computed: bytearray, away: set[int], replayed: list[int], copier: GraphCopier
 ) -> fx.Graph:
-    copier = GraphCopier()
     nodes = index.nodes
     hosts, replays = Hosts(index, away), Replays(index, replayed)
-    for at, i in enumerate([*residuals, *index.backward_inputs]):
-        if at == len(residuals):
+    for at, i in enumerate([*kept, *index.backward_inputs]):
+        if at == len(kept):
             for random in replayed:
                 replays.placeholder(copier, random)
         if i in away:
@@ -295,7 +294,7 @@ def _backward_half(
         copier.placeholder(nodes[i])
         for duplicate in index.duplicates.get(i, ()):
             copier.copies[duplicate] = copier.copies[nodes[i]]
-    order = backward_order(index, computed, residuals, away)
+    order = backward_order(index, computed, kept, away)
     _copy(index, copier, order, lambda copier, i: hosts.fetch(copier, i) or replays.replay(copier, i))
     _output(index, copier, index.gradients, len(index.forward_outputs), len(index.gradients))
     return copier.graph

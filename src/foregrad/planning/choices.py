@@ -55,8 +55,8 @@ class Asked:
     split: Callable[[JointGraph], Partitioned]
 
 
-def asked_of(joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers) -> list[Asked]:
-    """The choices for a graph, but for a budget."""
+def asked_of(joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers, *, has_host: bool) -> list[Asked]:
+    """The choices for a graph, but for a budget. `has_host`: the host's memory is not the device's own."""
     found = [
         Asked("save all", lambda joint: api.partition(joint, everything_saveable)),
         Asked("min cut", lambda joint: api.partition(joint, "min_cut")),
@@ -66,7 +66,8 @@ def asked_of(joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers
         by_layer = Policy(lambda candidate: _of_layer(candidate, borders, work, layers))
         found.append(Asked("checkpoint each layer", lambda joint: api.partition(joint, by_layer)))
     found.append(Asked("full checkpointing", lambda joint: api.partition(joint, Policy(_nothing))))
-    found.append(Asked("offload", lambda joint: api.partition(joint, Policy(_to_host))))
+    if has_host:
+        found.append(Asked("offload", lambda joint: api.partition(joint, Policy(_to_host))))
     return found
 
 

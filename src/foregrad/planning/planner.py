@@ -126,7 +126,7 @@ class _Planner:
     def plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         recipe, step, device = self.recipe, self.step, self.recipe.device
         budget = self._budget()
-        asked = choices.asked_of(step.joint, self.work, self.layers)
+        asked = choices.asked_of(step.joint, self.work, self.layers, has_host=device.is_accelerator)
         asked += [Asked(name, _split_by(policy)) for name, policy in recipe.policies.items()]
         found = [self._choice(one) for one in asked if recipe.only in (None, one.name)]
         if budget is not None and recipe.only in (None, "budget"):

@@ -103,6 +103,7 @@ def is_installed(namespace: dict[str, Any]) -> bool:
     return _is_of_package(str(namespace.get("__file__")))
 
 
+@functools.lru_cache(4096)
 def _is_of_package(file: str) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(file.replace("\\", "/").split("/"))
 

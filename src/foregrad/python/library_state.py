@@ -23,7 +23,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -32,8 +32,9 @@ from .._torch.guards import functions_of_c
 from ..frontend.source import ABSENT, reference, table_of
 from ..frontend.values import is_plain
 from ..graph.source import in_order
+from ..house import is_house_code
 from ..locks import Replacements
-from .code import instructions_of
+from .code import instructions_of, look_at
 from .expected import Expected
 from .holders import read_decimals
 from .libraries import FIXED, is_installed, is_outside, is_standard
@@ -45,13 +46,14 @@ _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _NUMBERS = {"e", "inf", "nan", "pi"}  # asked of `math`, they would be looked up in `torch` too
 _FILLS = {"add", "append", "clear", "pop", "setdefault", "update"}
 _STORE, _SET = dis.opmap["STORE_SUBSCR"], dis.opmap["STORE_GLOBAL"]
+_READS_ALL = {"__getstate__", "__reduce_ex__"}  # as copies do, in C
 _TELLS = re.compile(r"_?(are|get|has|is)_?|.*_enabled$")
 
 
 class LibraryState:
     """The part of `scan` that is about modules. `entered` is the code that ran."""
 
-    def __init__(self, reads: Reads, scan: Any, entered: Container[types.CodeType]) -> None:
+    def __init__(self, reads: Reads, scan: Any, entered: Collection[types.CodeType]) -> None:
         self.reads, self.scan, self.entered = reads, scan, entered
         self.gone_through: set[str] = set()  # tables of the process from which code asks more than single items
         self.own: dict[int, types.ModuleType] = {}  # modules of the program's that code names
@@ -163,6 +165,13 @@ class LibraryState:
             if (is_switch or is_table) and not isinstance(value, _CONSTANTS):
                 self.reads.add(self.reads.place(namespace, "dict", namespace["__name__"], "attr"), name, value)
                 self.scan.visit(value, name)
+
+    def options_of_optimizer(self, table: dict[str, Any], names: frozenset[str]) -> frozenset[str]:
+        """The attributes of an optimizer under `names`, the program's, and names in libraries' code that ran: an
+        optimizer is all Python, and `zero_grad` does not read the state.
+        """
+        ran = names.union(*(look_at(code).names for code in self.entered if not is_house_code(code)))
+        return frozenset(table) if ran & _READS_ALL else ran.intersection(table)
 
     def told(self, functions: Iterable[Any]) -> None:
         """The program has called the `functions`: ask them again if they report state, and so with their questions to

@@ -59,7 +59,7 @@ from .tensor_places import TensorPlaces
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # a container with more items is not looked into
 _MOST_BYTES = 1 << 20  # of a buffer that is copied
-_ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorType}
+ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorType}
 _DESCRIBES = {"__annotations__", "__dataclass_fields__"}  # looked at where code names them, as are methods not special
 _BUFFERS = (bytearray, array.array, memoryview, *OF_CTYPES)
 _OF_PARTIALS, _OF_DESCRIPTORS = ("func", "args", "keywords"), ("__func__", "fget", "fset", "func")
@@ -264,7 +264,7 @@ class ProgramState:
             cls = type(value)
             if id(value) in DRAWN:
                 self._note_drawing(value, parent, step)
-            if cls in _ATOMS:
+            if cls in ATOMS:
                 continue
             if id(value) in seen:
                 if value in self.places:
@@ -297,7 +297,7 @@ class ProgramState:
     def _look_up(self, holder: Holder, items: Iterable[tuple[str, Any]]) -> None:
         """Items that matter where code names them."""
         for name, value in items:
-            if type(value) not in _ATOMS:
+            if type(value) not in ATOMS:
                 if name in self._names:
                     self._queue.append((value, holder, name))
                 else:
@@ -354,7 +354,7 @@ class ProgramState:
                 if id(value) not in seen:
                     seen[id(value)] = value
                     self.empty.append((value, holder, key))
-            elif cls not in _ATOMS:
+            elif cls not in ATOMS:
                 queue.append((value, holder, key))
 
     def _container(
@@ -365,8 +365,8 @@ class ProgramState:
         holder = self._hold(kind, value, parent, step, "" if kind is kinds.SET else "item")
         holder.is_table = is_table
         self._push(holder)
-        if kind in (kinds.DICT, kinds.SET) and not _ATOMS.issuperset(map(type, holder.before)):
-            keys = tuple(key for key in holder.before if type(key) not in _ATOMS)
+        if kind in (kinds.DICT, kinds.SET) and not ATOMS.issuperset(map(type, holder.before)):
+            keys = tuple(key for key in holder.before if type(key) not in ATOMS)
             self._pass(keys, None, f"a key of {holder.name()}", dict(enumerate(keys))).style = "key"
 
     def _with_attributes_of(self, value: Any, parent: Holder | None, step: Any, action: _Action) -> None:
@@ -382,7 +382,7 @@ class ProgramState:
         items = stored(value)
         if not isinstance(value, tuple):
             value, parent = tuple(items), None
-        if not _ATOMS.issuperset(map(type, items)):
+        if not ATOMS.issuperset(map(type, items)):
             self._pass(value, parent, step, dict(enumerate(items)))
 
     def _pass(

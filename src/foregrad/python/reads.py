@@ -216,8 +216,9 @@ class Reads:
         if self.unread.get(id(value)):
             place.items[key] = Expected.of_type(value)
             return True
-        place.items[key] = Expected(value)
-        self.contents(value, place.path(key))
+        expected = place.items[key] = Expected(value)
+        if expected.kind != "equal" and _may_hold(type(value)):  # else the path would be written in vain
+            self.contents(value, place.path(key))
         return True
 
     def expect(self, holder: Any, before: Mapping[Any, Any]) -> None:
@@ -231,10 +232,8 @@ class Reads:
 
     def contents(self, value: Any, name: str) -> None:
         """Note the items of a container, or the answer of an object without attributes."""
-        if is_plain(value) or issubclass(type(value), (torch.Tensor, type, types.FunctionType)):
+        if is_plain(value) or not _may_hold(type(value)):
             return
-        if _is_only_module(type(value)):
-            return  # it is asked attribute by attribute
         if isinstance(value, tuple):
             for index, item in enumerate(stored(value)):
                 self.contents(item, f"{name}[{index}]")
@@ -355,9 +354,13 @@ class Reads:
                 place.name = names[place.owner]
 
 
-def _is_only_module(cls: type) -> bool:
-    """Whether objects of a class are modules and neither containers nor of a further C type."""
-    return issubclass(cls, torch.nn.Module) and cls.__basicsize__ == torch.nn.Module.__basicsize__
+def _may_hold(cls: type) -> bool:
+    """Whether objects of a class may be containers, or tell their contents. A module is asked attribute by attribute,
+    unless it is a container or of a further C type.
+    """
+    if issubclass(cls, (types.FunctionType, type, torch.Tensor)):
+        return False
+    return not issubclass(cls, torch.nn.Module) or cls.__basicsize__ != torch.nn.Module.__basicsize__
 
 
 # -------------------------------------------------------------------- tables of modules

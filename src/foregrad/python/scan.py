@@ -25,7 +25,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ class Scan:
     `of_code()` comes last.
     """
 
-    def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Container[types.CodeType]) -> None:
+    def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Collection[Any]) -> None:
         """`entered`: the code that ran, and no other is opened."""
         self.reads, self.entered = reads, entered
         self.libraries = LibraryState(reads, weakref.proxy(self), entered)
@@ -102,7 +102,16 @@ class Scan:
 
     def function(self, value: Any, name: str = "") -> None:
         """Look at a callable that may run."""
-        if isinstance(value, (functools.partial, functools.partialmethod)):
+        if type(value) is types.FunctionType:
+            if not self._is_new(value) or is_disabled(value):
+                return
+            if _is_users(value):
+                self._functions.append(value)
+                return
+            if value.__closure__:
+                self._cells(value)  # a decorator of theirs around a function of the user's
+            self.function(getattr(value, "__wrapped__", None), name)
+        elif isinstance(value, (functools.partial, functools.partialmethod)):
             if self._is_new(value):
                 self._parts(value, name, ("func", "args", "keywords"))
                 if value.__dict__ and not is_of_operators(type(value)):
@@ -118,15 +127,6 @@ class Scan:
         elif isinstance(value, (functools.cached_property, functools.singledispatchmethod)):
             self.function(value.func, name)
             self.function(getattr(value, "dispatcher", None), name)
-        elif isinstance(value, types.FunctionType):
-            if not self._is_new(value) or is_disabled(value):
-                return
-            if _is_users(value):
-                self._functions.append(value)
-                return
-            if value.__closure__:
-                self._cells(value)  # a decorator of theirs around a function of the user's
-            self.function(getattr(value, "__wrapped__", None), name)
         elif hasattr(value, "__wrapped__"):
             self.visit(value.__wrapped__, name)
 
@@ -321,7 +321,7 @@ class Scan:
                         if type(key) not in (str, int):
                             self.visit(key, f"a key of {name}", depth)
                 if isinstance(value, collections.defaultdict):
-                    factory = functools.partial(_factory_of, value)
+                    factory = functools.partial(lambda table, _: table.default_factory, value)
                     self.reads.ask(factory, f"{name}.default_factory", factory)
                     self.visit(value.default_factory, f"{name}.default_factory", depth)
                 is_users = not is_of_library(type(value))
@@ -381,7 +381,7 @@ class Scan:
                         self.visit(item, f"{name}[...]", depth)
                 elif table_of(value) is None:  # C calls it: a key of `functools.cmp_to_key`
                     for held in gc.get_referents(value):
-                        if isinstance(held, _CODE):
+                        if isinstance(held, (types.FunctionType, types.MethodType)):
                             self.function(held, name)
             if hasattr(value, "__wrapped__"):
                 self.function(value, name)
@@ -409,6 +409,9 @@ class Scan:
                 self._object(logger, f"logger {logger.name}", depth)  # further attributes that the program names
         table = table_of(value)
         if type(table) is not dict or inside > _DEEPEST_IN_LIBRARY or not keeps_options(type(value)):
+            return
+        if isinstance(value, torch.optim.Optimizer):
+            self._objects.append((value, name, depth, set()))
             return
         place = self.reads.place(table, "dict", name, "attr")
         place.keys = tuple(table)
@@ -521,6 +524,8 @@ class Scan:
             if type(table) is dict and not isinstance(value, threading.local):
                 place = self.reads.place(table, "dict", type(value).__name__, "attr")
                 place.keys = tuple(table)
+            if isinstance(value, torch.optim.Optimizer) and not self.makes_up_names:
+                return names | self.libraries.options_of_optimizer(table, under.names)
             return names.union(table)
         return names | under.names.intersection(table)
 
@@ -581,11 +586,6 @@ def _size_of(cached: Any, _: Any) -> int:
     return int(cached.cache_info().currsize)
 
 
-def _factory_of(table: Any, _: Any) -> Any:
-    return table.default_factory
-
-
-_CODE = (types.FunctionType, types.MethodType)
 _OPTIONS = (types.FunctionType, bool, int, float, str, type(None))
 _OF_BUILTINS = (types.BuiltinFunctionType, types.FunctionType, type)
 

@@ -19,14 +19,14 @@ from ..frontend.source import ABSENT, table_of
 from ..frontend.tree import LEAF, Tree, is_as_opened, open_container
 from ..graph.attempts import attempts
 from ..identity import ById, IdSet
-from ..tracing.tape.again import BackwardChangesError
+from ..tracing.tape.again import AdditionsFound, BackwardChangesError
 from ..tracing.tape.collection import Newborns
 from ..tracing.tape.tape import Learned
 from . import holders as kinds
 from .draw_patches import stand_in_for
 from .effects import OfArgument, PythonWrite, SetAttribute
 from .holders import Holder, kind_of, left_in_cache
-from .journals import Identity, Journals, UntouchedIterator, grows, replaced
+from .journals import Identity, Journals, Notes, UntouchedIterator, grows, replaced
 from .lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from .observed import Observed
 from .opaque import is_generator_of_numpy, results_of
@@ -60,7 +60,7 @@ class PythonState:
         self.given, self.before = given, before
         self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
         self.containers = learned.containers  # see `Learned`: more become known
-        self.journals = Journals(self.before, self._only_written())
+        self.journals = Journals(self.before, self._only_written(), given.unread.values())
         self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
         reads.unread.update((id(value), False) for value, _ in call.containers if given.is_own(value, before))
@@ -194,6 +194,7 @@ class PythonState:
         found: set[Identity] = set()
         for holder in self._changed:
             if self.made.is_argument(holder):
+                self.given.may_not_read(holder)
                 continue
             places = self.before.references_to(holder.target) if grows(holder) else []
             found.update((id(parent.target), key) for parent, key in places)
@@ -215,6 +216,7 @@ class PythonState:
 
     def forget_journals(self) -> None:
         """The containers behind journals matter to the function."""
+        self.given.reads([notes for notes, _ in self.journals.made if notes.is_read])
         self.containers.update(dict.fromkeys(self._only_written(), True))
 
     def outputs(self, result: Any, unwrap: Unwrap, more: _Named) -> tuple[list[Any], list[str], Tree]:
@@ -417,14 +419,18 @@ class RunArguments:
     def __init__(self, call: FlatCall, leaves: list[Any], arguments: Callable[..., Any]) -> None:
         self.call = call
         self.leaves = leaves
-        made: dict[int, Any] = {}
-        self.args, self.kwargs = arguments(leaves, made)
         paths = [path for _, path in call.containers]
+        unread = [node.number for _, node in call.tree.walk("") if node.kind == "unread"]
+        self.unread = {number: Notes(*call.containers[number]) for number in unread}
+        made: dict[int, Any] = {number: notes.stand_in for number, notes in self.unread.items()}
+        self.args, self.kwargs = arguments(leaves, made)
         arrays = {node.number for _, node in call.tree.walk("") if node.kind == "array"}  # nothing writes to these
         self.named = [(value, paths[number]) for number, value in made.items() if number not in arrays]
         self.of_argument: ById[Any, OfArgument] = ById()
         for number, value in made.items():
-            self.of_argument[value] = OfArgument(number, type(value))
+            self.of_argument[value] = OfArgument(
+                number, type(call.containers[number][0] if number in unread else value)
+            )
             if type(table := table_of(value)) is dict:
                 self.of_argument[table] = OfArgument(number, type(value), attributes=True)
         states = call.tree.children[0].children[: times_lifted(call.function)]
@@ -433,6 +439,19 @@ class RunArguments:
         # Writes to registered pytrees and dataclasses are refused, not replayed.
         closed = [node.number for _, node in call.tree.walk("") if node.kind in ("registered", "dataclass")]
         self._closed = [(made[n], open_container(made[n]), paths[n]) for n in closed if n in made]
+
+    def may_not_read(self, holder: Holder) -> None:
+        """A container was added to. Capture again where it is not known whether the call reads it."""
+        container, path = self.call.containers[self.of_argument[holder.target].number]
+        known, place = self.call.unread, (path, type(container))
+        if known is not None and place not in known and container not in self._of_state and grows(holder):
+            raise AdditionsFound({place: False})
+
+    def reads(self, notes: list[Notes]) -> None:
+        """A run has read containers that it was only to add to: some of the `notes`, or any without notes."""
+        own = [one for one in self.unread.values() if one in notes or not notes]
+        if own:
+            raise AdditionsFound({(one.path, type(one.real)): True for one in own})
 
     def check_closed(self, name: str) -> None:
         """Containers that are no lists, dicts or plain objects are as they were."""

@@ -44,7 +44,9 @@ from .program_state import ProgramState
 
 
 class GrowingError(UnsupportedSideEffectError):
-    """A run changed how many items a `container` has that it reads. A window does so until it is full."""
+    """A run changed how many items a `container` has that it reads. A window does so until it is full; None: it is not
+    worth another capture then.
+    """
 
     def __init__(self, message: str, container: Any) -> None:
         super().__init__(message)
@@ -242,10 +244,11 @@ class PythonWrites:
         is_fill = not holder.before or holder.kind is kinds.DICT or any(map(_has_tensors, written))
         if is_bounded or (self.fills_caches and is_fill):
             self._refuse_fill(holder.name())
+        remedy = remedy_at(holder.name(), own := "Return the added items, or add them outside.")
         raise GrowingError(
             f"`{self.name}` changes the number of items in {holder.name() or 'a container'} in this call; a compiled "
-            f"call would not repeat this. {remedy_at(holder.name(), 'Return the added items, or add them outside.')}",
-            holder.target,
+            f"call would not repeat this. {remedy}",
+            holder.target if remedy is own else None,  # PyTorch's own is as long to capture once it is full
         )
 
     def _refuse_fill(self, path: str) -> None:

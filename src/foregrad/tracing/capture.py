@@ -32,7 +32,7 @@ from ..graph.joint import JointGraph
 from ..graph.signature import StopInfo
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
-from ..tracing.tape.again import ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
+from ..tracing.tape.again import AdditionsFound, ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
 from .aspect import CallGuard, Finished
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
@@ -298,8 +298,8 @@ def capture_call(
             try:
                 with held, paused_collection():
                     captured = run.run(lifted)
-            except NumberVaries:
-                raise  # a capture does not decide whether numbers may be symbolic
+            except (NumberVaries, AdditionsFound):
+                raise  # a capture does not decide whether numbers may be symbolic, or arguments unread
             except CaptureAgain as found:
                 lifted += found.found if isinstance(found, SharedClosureFound) else ()
                 captured = None

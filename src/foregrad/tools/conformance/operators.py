@@ -83,7 +83,9 @@ def _is_small(call: OperatorCall) -> bool:
 
 
 def spread(tensor: torch.Tensor) -> Any:
-    """A tensor of equal content, with elements that stand two apart."""
+    """A tensor of equal content, with elements that stand two apart; a sparse one as it is."""
+    if tensor.layout is not torch.strided:
+        return tensor
     wide = torch.zeros((*tensor.shape, 2), dtype=tensor.dtype)[..., 0]
     with torch.no_grad():
         wide.copy_(tensor)

@@ -100,7 +100,10 @@ def _recompilations(compilations: Sequence[Any], opens: Callable[[str, int], str
             if dim is not None and (change := opens(tensor, dim)):
                 yield Advice(f"{text} `{change}` makes a single graph for all these sizes.", change)
             else:
-                yield Advice(f"{text} The program, or memory that arguments share and it writes to, needs each size.")
+                yield Advice(
+                    f"{text} Each size keeps its own graph: the program needs the number, or writes to memory that "
+                    "arguments share (pass a `.clone()` of one)."
+                )
         elif len(changes) > 1:
             yield Advice(f"{text} Hand it over as a tensor, and one graph serves all values.")
 

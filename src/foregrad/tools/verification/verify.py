@@ -386,7 +386,10 @@ def make_side(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     memo: dict[int, Any] = {}
     is_module = isinstance(function, torch.nn.Module)
     for tensor in leaves_of((args, kwargs)):
-        if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        has_no_storage = type(tensor) is torch.Tensor and tensor.layout is not torch.strided
+        if has_no_storage or not tensor.is_leaf:
             memo[id(tensor)] = copy_of_tensor(tensor).requires_grad_(tensor.requires_grad)
     own: Any = function if is_module else None
     own, own_args, own_kwargs = copy.deepcopy((own, tuple(args), dict(kwargs)), memo)

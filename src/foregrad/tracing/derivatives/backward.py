@@ -15,7 +15,7 @@ from ..._torch.histories import have_hooks, lead_to, nodes_behind, noting_arriva
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view
 from ..._torch.wrappers import is_wrapper, parts_of
-from ...errors import ForegradError, UnsupportedError
+from ...errors import ForegradError, UnsupportedError, without_frames
 from ...frontend.openings import opener
 from ...graph.call_effects import KeepApart
 from ...graph.signature import GradientPaths
@@ -163,7 +163,7 @@ class Backward:
                     f"be the view that is given other sizes in place at {changes.where(view)} (`set_`, `.data = ...`); "
                     "use a tensor of its own."
                 )
-        return error.with_traceback(None)  # its frames hold the call's arguments
+        return without_frames(error)
 
     def _has_unlinked(self) -> bool:
         """Whether views of tensors that require grad were made under no_grad, and something was written in place."""

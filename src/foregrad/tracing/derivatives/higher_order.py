@@ -23,7 +23,7 @@ from torch import fx
 from ..._torch.graphs import symbol_of
 from ..._torch.symbols import concrete, has_symbolic
 from ..._torch.wrappers import is_wrapper, parts_of
-from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError
+from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError, without_frames
 from ...frontend.openings import opener
 from ...graph.meta import UNDESCRIBED, TensorSpec, contiguous_strides
 from ...graph.slots import Grad, Part, Slot, Tangent
@@ -206,7 +206,7 @@ class Differentiation(RecordedBackward):
         except ForegradError:
             raise
         except RuntimeError as error:
-            self.backward_error = error.with_traceback(None)  # its frames hold tensors
+            self.backward_error = without_frames(error)
             return [None] * len(variables)
         recorder = self.recorder
         read = [None if g is None or is_wrapper(g) else recorder.entry_of(g) for g in found]

@@ -30,6 +30,7 @@ from ..._torch.ops import depends_on_values, is_builtin
 from ..._torch.stand_ins import is_stand_in, like, new_stand_in, new_stand_in_over, on_meta, twin
 from ..._torch.symbols import is_symbolic, symbol_made
 from ..._torch.tensors import share_memory, storage_key
+from ...errors import without_frames
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...locks import make_lock
 from ..heap.overlaps import ask_kernel, is_symbolic_tensor
@@ -398,5 +399,5 @@ def as_kernels_say(op: object, args: object, kwargs: object, error: Exception) -
     try:
         ask_kernel(op, args, kwargs)
     except Exception as said:
-        return said.with_traceback(None)
+        return without_frames(said)
     return error

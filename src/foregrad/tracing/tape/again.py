@@ -32,6 +32,16 @@ class SharedClosureFound(CaptureAgain):
         self.found = found
 
 
+class AdditionsFound(CaptureAgain):
+    """Raised to start capture over: the call adds to containers among its arguments. `found`: by path and class,
+    whether it reads them too.
+    """
+
+    def __init__(self, found: dict[tuple[str, type], bool]) -> None:
+        super().__init__("a container among the arguments is added to")
+        self.found = found
+
+
 class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
     """The function takes values from places that give others in each call: these are to be its arguments."""
 

@@ -21,6 +21,7 @@ _before: list[bool] = []
 _frozen = False
 _asks = 0
 _grown_old = 0  # objects since everything was walked
+_latest = 0  # those of the latest pause: a graph, whose backward is made next
 _enough = _MANY  # or a third of the objects there then
 
 
@@ -33,11 +34,11 @@ def _pause() -> None:
 
 def _walked_all() -> bool:
     """Walk everything if that is due."""
-    global _grown_old, _enough
-    if _grown_old < _enough:
+    global _grown_old, _latest, _enough
+    if _grown_old - _latest < _enough:
         return False
     gc.collect()
-    _grown_old, _enough = 0, max(_MANY, len(gc.get_objects()) // 3)
+    _grown_old, _latest, _enough = 0, 0, max(_MANY, len(gc.get_objects()) // 3)
     return True
 
 
@@ -57,11 +58,12 @@ def paused_collection() -> ProcessPatch:
 
 def _let_grow_old() -> None:
     """No object is young any more: the collector would walk them all, twice, and find next to nothing."""
-    global _grown_old
+    global _grown_old, _latest
     if _has_frozen():
         gc.collect(0)
     else:
-        _grown_old += gc.get_count()[0]
+        _latest = gc.get_count()[0]
+        _grown_old += _latest
         gc.freeze()
         gc.unfreeze()
 

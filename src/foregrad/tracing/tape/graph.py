@@ -14,6 +14,7 @@ from torch import fx
 from ..._torch.fakes import FakeTensorMode, new_fake
 from ..._torch.graphs import GraphWriter, is_higher_order, make_graph_module, symbol_of
 from ..._torch.nested import mapped
+from ..._torch.ops import OPAQUE, is_opaque_value
 from ..._torch.symbols import expression_in, map_symbolic, symbol_made, write_expression
 from ...errors import UnsupportedError
 from ...graph.meta import NodeMeta, TensorSpec
@@ -103,8 +104,10 @@ class _GraphBuilder:
         about = self.operators[id(target)] = _name(target), _takes_objects(target)
         return about
 
-    def _read(self, value: object) -> fx.Node:
+    def _read(self, value: Any) -> Any:
         """An object read from the module: compilers look there for graphs, and others have no spelling in its code."""
+        if is_opaque_value(value):
+            return value  # which has a spelling
         node = self.objects.get(value)
         if node is None:
             prefix = next(prefix for kind, prefix in _OBJECTS.items() if isinstance(value, kind))
@@ -205,12 +208,13 @@ class _LateMeta(Mapping[str, Callable[[], Any]]):
 
 # Objects that the graph's module holds, and how their attributes are called: graphs by their class.
 _OBJECTS: dict[type, str] = {torch.Generator: "_generator", torch.ScriptObject: "_torchbind_obj", fx.GraphModule: ""}
+_OBJECTS |= {cls: "_opaque_obj" for cls in OPAQUE if cls not in _OBJECTS}
 
 
 @functools.cache
 def _takes_objects(target: object) -> bool:
     names = [str(argument.type) for argument in getattr(getattr(target, "_schema", None), "arguments", ())]
-    return is_higher_order(target) or any("Generator" in name or name.startswith("__torch__") for name in names)
+    return is_higher_order(target) or any("Generator" in n or n.startswith(("__torch__", "PyObject")) for n in names)
 
 
 def _original(entry: Entry) -> Any:
