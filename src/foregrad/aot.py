@@ -454,7 +454,7 @@ def process_inputs(
     flat_args: Sequence[object],
     aot_config: object,
     fake_mode: FakeTensorMode,
-    shape_env: Any,
+    shape_env: object,
     ignore_shape_env: bool = False,
 ) -> FakifiedFlatArgs:
     """A fake of `fake_mode` for each tensor and, with a `shape_env`, a symbolic integer for each Python integer.

@@ -101,5 +101,5 @@ class IdSet(MutableSet[K]):
     def update(self, items: Iterable[K]) -> None:
         self._items.update((id(item), item) for item in items)
 
-    def __or__(self, items: Iterable[Any]) -> IdSet[Any]:
+    def __or__(self, items: Iterable[object]) -> IdSet[Any]:
         return IdSet((*self, *items))

@@ -128,7 +128,7 @@ except ImportError:  # torch 2.11
     OPAQUE = (torch.ScriptObject,)
 
 
-def is_opaque_reference(value: Any) -> bool:
+def is_opaque_reference(value: object) -> bool:
     """Whether a value is opaque, and no equal one may be in its place."""
     return isinstance(value, OPAQUE) and not is_opaque_value(value)
 

@@ -73,7 +73,7 @@ class Node(SymNode):
         return node
 
 
-def remember(node: Any, results: _Results) -> Any:
+def remember(node: object, results: _Results) -> Any:
     """A node of torch's turned into a `Node` with the `results`."""
     if type(node) is SymNode:
         own: Any = node
@@ -110,7 +110,7 @@ class Env(ShapeEnv):
 def _remembered(name: str) -> Callable[[Node, object], object]:
     compute = getattr(SymNode, name)
 
-    def method(self: Node, other: Any) -> Any:
+    def method(self: Node, other: object) -> Any:
         # A number may have the same expression as a truth value and still differ; floats are rare.
         if type(other) is not Node or self.pytype is float or other.pytype is float or _is_traced():
             return compute(self, other)

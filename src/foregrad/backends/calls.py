@@ -126,7 +126,7 @@ class CallWriter:
             parts.append(text if name in plan.positional else f"{name}={text}")
         return parts
 
-    def _argument(self, argument: Argument, value: Any) -> str | None:
+    def _argument(self, argument: Argument, value: object) -> str | None:
         """An argument as text; None if its kind isn't certainly the one that the overload takes."""
         if value is None:
             return "None" if argument.optional and argument.kind in _MAY_BE_NONE else None
@@ -140,7 +140,7 @@ class CallWriter:
             return self.render(value)
         return None
 
-    def _list_argument(self, argument: Argument, value: Any) -> str | None:
+    def _list_argument(self, argument: Argument, value: object) -> str | None:
         if not isinstance(value, (list, tuple)) or not value:
             return None
         item_kind = "int" if argument.kind == "ints" else "tensor"
@@ -149,7 +149,7 @@ class CallWriter:
         # A tuple of literals costs nothing to make; one alone is parsed quicker without it.
         return self.render(value[0]) if argument.one_int and len(value) == 1 else self.render(tuple(value))
 
-    def _slice(self, tensor: Any, dim: Any, start: Any, end: Any, step: Any = 1) -> str | None:
+    def _slice(self, tensor: Any, dim: Any, start: object, end: Any, step: Any = 1) -> str | None:
         """`x[1:3]`, the only direct binding of slicing: on the first and last dimension, and never of everything, since
         indexing makes no slice then.
         """
@@ -167,7 +167,7 @@ class CallWriter:
 
     # -- kinds of values
 
-    def kind_of(self, value: Any) -> str:
+    def kind_of(self, value: object) -> str:
         """`tensor`, `int`, `constant`, ... as in a schema (`_torch.ops.Argument`); empty if unknown."""
         if not isinstance(value, Node):
             return _LITERAL_KINDS.get(type(value), "")
@@ -210,7 +210,7 @@ _INTEGER_OPERATORS = frozenset({operator.add, operator.sub, operator.mul, operat
 _NUMBER_OPERATORS = _INTEGER_OPERATORS | {operator.truediv, operator.pow, operator.neg}
 
 
-def _kind_of_object(value: Any) -> str:
+def _kind_of_object(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return "tensor"
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
@@ -235,7 +235,7 @@ def _kind_of_output(node: Node, index: Any) -> str:
     return ""
 
 
-def _shape_of(value: Any) -> Sequence[object] | None:
+def _shape_of(value: object) -> Sequence[object] | None:
     if not isinstance(value, Node):
         return None
     spec = dict.get(value.meta, "spec")
@@ -276,14 +276,14 @@ def _callable_name(target: Callable[..., object] | str) -> str:
     return name if name and isinstance(name, str) else type(target).__name__
 
 
-def _binding_key(value: Any) -> Any:
+def _binding_key(value: object) -> Any:
     # Equal devices and floats are many objects, and a nan or zero must not stand for a different nan or zero.
     if isinstance(value, (float, complex)):
         return type(value), struct.pack("dd", value.real, value.imag)
     return value if isinstance(value, torch.device) else id(value)
 
 
-def _constant_name(value: Any) -> str:
+def _constant_name(value: object) -> str:
     if isinstance(value, float):
         return repr(value).replace("-", "minus_")
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):

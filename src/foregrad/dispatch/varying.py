@@ -73,7 +73,7 @@ class _EveryLine(frozenset[str]):
     def __contains__(self, line: object) -> bool:
         return True
 
-    def __or__(self, lines: Any) -> Any:
+    def __or__(self, lines: object) -> Any:
         return self
 
 

@@ -158,12 +158,12 @@ class FlatCall:
 
 
 def flatten_call(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     *,
     objects: bool = False,
-    unread: Sequence[Any] = (),
+    unread: Sequence[object] = (),
 ) -> FlatCall:
     """Flatten the arguments of a call; `UnknownLeafError` or `Unsupported...Error` for arguments that can't be
     captured.

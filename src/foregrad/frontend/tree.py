@@ -334,10 +334,10 @@ def list_of(trees: Sequence[Tree]) -> Tree:
 
 
 def open_arguments(
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     array: Callable[[Any], torch.Tensor | None],
-    unread: Sequence[Any] = (),
+    unread: Sequence[object] = (),
 ) -> Opened:
     """Open the arguments of a call, but for the containers that are `unread`. A stepper (see `STEPPERS`) is a leaf."""
     opener = _Opener(_stepper, new_samples(), makes=False, array=array, unread=unread)
@@ -373,7 +373,7 @@ class _Opener:
         *,
         makes: bool,
         array: Callable[[object], torch.Tensor | None] = _nothing,
-        unread: Sequence[Any] = (),
+        unread: Sequence[object] = (),
     ) -> None:
         self.instead, self.array, self.unread = instead, array, unread
         self.unwrap = unwrap

@@ -104,7 +104,7 @@ class _GraphBuilder:
         about = self.operators[id(target)] = _name(target), _takes_objects(target)
         return about
 
-    def _read(self, value: Any) -> Any:
+    def _read(self, value: object) -> Any:
         """An object read from the module: compilers look there for graphs, and others have no spelling in its code."""
         if is_opaque_value(value):
             return value  # which has a spelling

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -19,6 +19,9 @@ from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
 from ...frontend.openings import Sampler, new_samples
 from ...graph.meta import TensorSpec
 from ...identity import IdSet
+
+if TYPE_CHECKING:
+    from .origin import Origin
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -36,14 +39,14 @@ class Entry:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     spec: TensorSpec | tuple[Any, ...] | None = None
     name: str | None = None
-    origin: Any = None
+    origin: Origin | None = None
     original: Any = None  # the operator that the user's program called, when this is part of its decomposition
     sequence_nr: int | None = None
     is_backward: bool = False
     has_effect: bool = False
     once: bool = False
     recompute: Any = None
-    constant: Any = None  # the real tensor, when this is a constant
+    constant: torch.Tensor | None = None  # the real tensor, when this is a constant
     value: Any = None  # its value, once evaluated ahead of time (see `evaluate_entry`)
 
     @property
@@ -158,8 +161,8 @@ class Learned:
     as_they_are: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     late: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     containers: dict[tuple[int, object], bool] = dataclasses.field(default_factory=dict)
-    regions: set[Any] = dataclasses.field(default_factory=set)
-    hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    regions: set[type] = dataclasses.field(default_factory=set)
+    hooks: dict[object, Any] = dataclasses.field(default_factory=dict)
     samples: Sampler = dataclasses.field(default_factory=new_samples)
     facts: dict[type, Any] = dataclasses.field(default_factory=dict)
     disturbed: list[str] = dataclasses.field(default_factory=list)
