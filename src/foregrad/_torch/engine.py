@@ -19,9 +19,9 @@ from .requirements import is_at_least
 
 __all__ = ["TorchFunctionMode", "forward_ad"]  # handed on
 
-disable_autocast: Any = torch._C._DisableAutocast
+disable_autocast = torch._C._DisableAutocast
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
-keeps_versions: Any = torch.autograd.grad_mode._unsafe_preserve_version_counter
+keeps_versions = torch.autograd.grad_mode._unsafe_preserve_version_counter
 current_backward: Callable[[], int] = torch._C._current_graph_task_id  # its number; -1 where none is running
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active

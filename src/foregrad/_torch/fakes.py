@@ -25,7 +25,7 @@ __all__ = ["FakeTensor", "FakeTensorMode"]  # handed on
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 
 _META = torch.device("meta")
-_NoDispatch: Any = torch._C._DisableTorchDispatch
+_NoDispatch = torch._C._DisableTorchDispatch
 _empty_strided = torch._C._VariableFunctions.empty_strided
 _make_subclass: Any = torch.Tensor._make_subclass
 
@@ -107,7 +107,7 @@ class FakeFactory:
         return factory
 
 
-_set_attributes: Any = torch.Tensor.__dict__["__dict__"].__set__
+_set_attributes = torch.Tensor.__dict__["__dict__"].__set__
 
 
 def new_fake(

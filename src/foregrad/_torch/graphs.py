@@ -410,7 +410,7 @@ def is_plain_graph_module(module: object) -> bool:
         return False
     if any(getattr(torch.nn.modules.module, hooks) for hooks in _GLOBAL_HOOKS):
         return False
-    codegen: Any = torch.fx.graph.CodeGen() if late_graph_of(module) is not None else module.graph._codegen
+    codegen = torch.fx.graph.CodeGen() if late_graph_of(module) is not None else module.graph._codegen
     return type(codegen) is torch.fx.graph.CodeGen and codegen._body_transformer is None
 
 

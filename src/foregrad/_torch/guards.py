@@ -11,7 +11,7 @@ from torch.nn.modules import module as nn_module
 from .engine import count_function_modes
 
 TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
-GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard
+GlobalStateGuard = torch._C._dynamo.guards.GlobalStateGuard
 
 dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
 function_mode: Callable[[int], object] = torch._C._get_function_stack_at

@@ -13,7 +13,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 __all__ = ["HigherOrderOperator", "OpOverload"]  # handed on
 
 # The operators that `torch.nn.utils.rnn` calls.
-_VF: Any = torch._VF
+_VF = torch._VF
 PACK_PADDED, PAD_PACKED = _VF._pack_padded_sequence, _VF._pad_packed_sequence
 
 

@@ -123,8 +123,8 @@ class Hooks:
 
 _active = threading.local()
 _original_call = torch.nn.Module.__call__
-_original_tolist: Any = torch._C.TensorBase.tolist
-_original_reduce: Any = torch.Tensor._reduce_ex_internal
+_original_tolist = torch._C.TensorBase.tolist
+_original_reduce = torch.Tensor._reduce_ex_internal
 _tensor: Any = torch.Tensor
 _original_use_count = _tensor._use_count
 _original_getattribute = object.__getattribute__
@@ -133,7 +133,7 @@ _original_moved: Callable[..., torch.nn.Module] = torch.nn.Module._apply
 _original_apply = torch.autograd.Function.__dict__["apply"]
 _autograd: Any = torch.autograd
 _original_engine = _autograd._engine_run_backward
-_registers: Any = torch.autograd.function._HookMixin
+_registers = torch.autograd.function._HookMixin
 _original_register = _registers.__dict__["_register_hook"]
 
 

@@ -18,9 +18,9 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _expression: Callable[[SymNode], object] = vars(SymNode)["expr"].fget
-_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
-_dispatch_mode: Any = torch._C._get_dispatch_mode
-_before_dispatch: Any = torch._ops.mode_stack_state_for_pre_dispatch
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_dispatch_mode = torch._C._get_dispatch_mode
+_before_dispatch = torch._ops.mode_stack_state_for_pre_dispatch
 
 
 def _is_traced() -> bool:

@@ -25,14 +25,14 @@ from .tensors import share_memory
 
 _C: Any = torch._C
 _META = torch.device("meta")
-_NoDispatch: Any = _C._DisableTorchDispatch
+_NoDispatch = _C._DisableTorchDispatch
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 _make_subclass: Any = _C.TensorBase._make_subclass
 _share: Any = torch._functionalize_unsafe_set
 _mark: Any = _C._set_throw_on_mutable_data_ptr
 _reinterpret = _C._dynamo.guards._reinterpret_tensor
 _set_data: Any = _C.TensorBase.data.__set__
-_keys: Any = _C._dispatch_keys
+_keys = _C._dispatch_keys
 use_count: Any = _C.TensorBase._use_count
 """How many hold the tensor in C++; for all of its references in Python one."""
 _PYTHON: Any = _C.DispatchKey.Python

@@ -74,7 +74,7 @@ _library.impl("call", lambda key, *args: _calls[key].run(*args), "CompositeExpli
 torch.library.register_fake(
     "foregrad::call", lambda key, inputs, after, sizes: _calls[key].fake(inputs, sizes), lib=_library
 )
-CALL: Any = torch.ops.foregrad.call.default
+CALL = torch.ops.foregrad.call.default
 torch.fx.node.has_side_effect(CALL)
 
 
