@@ -25,6 +25,8 @@ __all__ = ["cached_property"]  # handed on
 PATIENCE_S = 2.0  # wait for a second thread that captures this function, while the user's code runs there
 _LOOK_AGAIN_S = 0.05
 
+_LONGEST_IMPORT_S = 30.0
+
 _all: weakref.WeakSet[Any] = weakref.WeakSet()
 _in_place: list[ProcessPatch] = []
 
@@ -68,7 +70,22 @@ def taken(lock: Any) -> Iterator[None]:
         lock.release()
 
 
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Context: a thread of foregrad's own imports modules. A fork waits for its end; a child would find the modules'
+    locks taken for ever.
+    """
+    with _imports:
+        yield
+
+
+_imports = make_lock()
+_holding_imports: set[int] = set()  # the threads that fork
+
+
 def _before_fork() -> None:
+    if _imports.acquire(timeout=_LONGEST_IMPORT_S):
+        _holding_imports.add(threading.get_ident())
     for each in _in_place:  # held only while a patch is put in place, so none is half in place at the fork
         each.lock.acquire()
 
@@ -76,6 +93,13 @@ def _before_fork() -> None:
 def _in_parent() -> None:
     for each in _in_place:
         each.lock.release()
+    _let_import()
+
+
+def _let_import() -> None:
+    if threading.get_ident() in _holding_imports:
+        _holding_imports.remove(threading.get_ident())
+        _imports.release()
 
 
 def _in_child() -> None:
@@ -85,6 +109,7 @@ def _in_child() -> None:
     for each in _in_place:
         each.forget_other_threads()
         each.lock.release()
+    _let_import()
 
 
 if hasattr(os, "register_at_fork"):

@@ -30,7 +30,7 @@ from tests.house.subjects import ALLOWED, ANNEXES, DOORS, NAMED_BY, PACKAGE, roo
 HERE = Path(__file__).parent
 RECORDED, ALLOWED_ARROWS = HERE / "figures.json", HERE / "arrows.txt"
 # Words that stand for a noun, counted in docstrings: see the rules for language in CONTRIBUTING.md.
-_PRONOUNS = re.compile(
+PRONOUNS = re.compile(
     r"\b(which|what|whatever|those|whose|whom|others|another|one's|the same|such|"
     r"(?:of|by|to|in|with|from) (?:it|them|that|this|these|one|ones|him))\b",
     re.IGNORECASE,
@@ -187,9 +187,7 @@ def figures() -> dict[str, float]:
         **({} if names is None else {"names rebound during a capture": names}),
         "class names in more than one file": sum(len(where) > 1 for where in classes.values()),
         "pronouns in 100 words of docstrings": round(
-            100
-            * sum(len(_PRONOUNS.findall(text)) for text in texts)
-            / max(1, sum(len(text.split()) for text in texts)),
+            100 * sum(len(PRONOUNS.findall(text)) for text in texts) / max(1, sum(len(text.split()) for text in texts)),
             2,
         ),
     }
