@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,9 +21,6 @@ from ..heap.recording import Recording
 from ..tape.opinfo import OpInfo
 from ..tape.origin import user_line
 from ..tape.tape import Entry, Tape, entries_in, map_entries
-
-if TYPE_CHECKING:
-    from .plans import Treatment
 
 aten = torch.ops.aten
 
@@ -85,16 +82,16 @@ _FUNCTIONAL_ASSERT = aten._functional_assert_async.msg
 _OF_METADATA = {aten._assert_tensor_metadata.default}
 
 
-def _note(rec: Recording, plan: Treatment, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+def _note(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     rec.checks.note(plan.op, args, kwargs)
 
 
-def _note_builtin(rec: Recording, plan: Treatment, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+def _note_builtin(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     rec.kernels(plan.op, args, kwargs)  # they look at the metadata
     rec.checks.note(plan.op, args, kwargs)
 
 
-def _functional_assert(rec: Recording, plan: Treatment, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def _functional_assert(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     rec.checks.note(aten._assert_async.msg, args[:2], {})
     return rec.pure(plan, args, kwargs)
 
