@@ -256,7 +256,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 if not TYPE_CHECKING:  # so that type checkers find names that there are not
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name == "default_decompositions":  # not kept: a fresh table for each who asks
             from .fusion import default_decompositions
 
