@@ -54,7 +54,7 @@ class _Held:
     def __init__(self) -> None:
         self.owner = 0
         self.depth = 0
-        self.originals: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self.originals: dict[int, Callable[[int, FrameType | None], object]] = {}
         self.pending: list[int] = []  # the signals that wait
         self.repeated: set[int] = set()  # signals that came twice meanwhile
         self.raised: BaseException | None = None
@@ -131,7 +131,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
             os.write(2, _STOPPED)
 
 
-def _call(original: Callable[..., Any], number: int, frame: FrameType | None) -> None:
+def _call(original: Callable[..., object], number: int, frame: FrameType | None) -> None:
     try:
         with held.aside():
             original(number, frame)
