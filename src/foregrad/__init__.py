@@ -226,6 +226,7 @@ ANNEXES = {
     ],
     "calls under transforms": ["foregrad.transforms.calls:LayeredCalls"],
     "classes of constants": ["foregrad._torch.distributed:GROUPS"],
+    "effects in files": ["foregrad.planning.asked"],
     "graphs compiled in parts": [
         "foregrad.regions.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",
@@ -255,7 +256,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 if not TYPE_CHECKING:  # so that type checkers find names that there are not
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name == "default_decompositions":  # not kept: a fresh table for each who asks
             from .fusion import default_decompositions
 

@@ -61,7 +61,7 @@ class GraphSignature:
     parameters: list[str]
     buffers: list[str]
     user_inputs: list[str]
-    user_outputs: list[Any]
+    user_outputs: list[object]
     inputs_to_parameters: dict[str, str]
     inputs_to_buffers: dict[str, str]
     buffers_to_mutate: dict[str, str]
@@ -76,14 +76,14 @@ class GraphSignature:
 
 def aot_export_module(
     mod: nn.Module,
-    args: Iterable[Any],
+    args: Iterable[object],
     *,
     decompositions: Decompositions = None,
     trace_joint: bool,
     output_loss_index: int | None = None,
     pre_dispatch: bool = False,
     dynamic_shapes: bool | None = None,
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, object] | None = None,
 ) -> tuple[fx.GraphModule, GraphSignature]:
     """The graph of a module, with parameters and buffers as inputs, and the meaning of its inputs and outputs.
 
@@ -123,8 +123,8 @@ def aot_export_module(
 
 
 def aot_export_joint_simple(
-    func: Callable[..., Any],
-    args: Sequence[Any],
+    func: Callable[..., object],
+    args: Sequence[object],
     *,
     trace_joint: bool,
     num_params_buffers: int = 0,
@@ -183,7 +183,7 @@ def _capture(
     *,
     dynamic: bool,
     grad: bool,
-    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> JointGraph:
     from .tracing.capture import capture_call  # late, as in the pipeline
     from .tracing.parts import Options
@@ -314,7 +314,7 @@ class _JointWriter:
     def _checks(self) -> None:
         """Operators without results, which check values or print, in their order at the end of the forward."""
 
-        def value(argument: Any) -> Any:
+        def value(argument: object) -> Any:
             if isinstance(argument, Given):
                 return self.inputs[argument.input]
             if isinstance(argument, Result):
@@ -338,7 +338,7 @@ class _JointWriter:
         copy = self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
         copy.meta = node.meta
 
-    def _of(self, node: Any) -> Any:
+    def _of(self, node: object) -> Any:
         if isinstance(node, fx.Node) and node not in self.made:  # the tangent of the loss
             assert self.seed is not None
             loss = self.made[self.old_outputs[self.seed]]

@@ -45,7 +45,7 @@ else:
     class cached_property:  # noqa: N801 (it stands for functools')
         """`functools.cached_property` without its lock: a forked child would inherit it from a thread of its parent."""
 
-        def __init__(self, compute: Callable[[Any], Any]) -> None:
+        def __init__(self, compute: Callable[[object], object]) -> None:
             self.compute = compute
             self.__doc__ = compute.__doc__
 
@@ -150,7 +150,7 @@ class ProcessPatch:
         self._depths = {me: self._depths[me]} if me in self._depths else {}
 
 
-Bind = Callable[[Any, str, Any], None]
+Bind = Callable[[object, str, object], None]
 """How a name in a module or class is bound to something else: see `Replacements.bind`."""
 
 
@@ -161,9 +161,9 @@ class Replacements:
     """All that were ever bound, with the ids of their owners."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
+        self._before: list[tuple[object, str, object]] = []
 
-    def bind(self, owner: Any, name: str, value: Any) -> None:
+    def bind(self, owner: object, name: str, value: object) -> None:
         """Bind a name, of its own or inherited, until `restore` is called."""
         self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
         self.names.add((id(owner), name))
@@ -175,10 +175,10 @@ class Replacements:
             _put(*self._before.pop())
 
 
-_ABSENT: Any = object()
+_ABSENT: object = object()
 
 
-def _put(owner: Any, name: str, value: Any) -> None:
+def _put(owner: object, name: str, value: object) -> None:
     """Bind a name, or unbind it where the value is `_ABSENT`."""
     if _keeps_slot(owner, name, value):
         table = gc.get_referents(vars(owner))[0]
@@ -195,7 +195,7 @@ def _put(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _keeps_slot(owner: Any, name: str, value: Any) -> bool:
+def _keeps_slot(owner: object, name: str, value: object) -> bool:
     """Whether a class and its subclasses call a special method from equal slots before and after: the table of the
     class is enough then. An assignment looks for the name anew in every subclass, and `torch.nn.Module` has hundreds: a
     tenth of the time of a capture.
@@ -212,7 +212,7 @@ def _keeps_slot(owner: Any, name: str, value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def bound(owner: Any, name: str, value: Any) -> Iterator[None]:
+def bound(owner: object, name: str, value: object) -> Iterator[None]:
     """Context: a name of an object or of a thread's is bound to something else."""
     replaced = Replacements()
     replaced.bind(owner, name, value)

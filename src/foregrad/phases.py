@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TextIO
 
 from .config import config
 from .locks import make_lock
@@ -51,7 +51,7 @@ class CompileTimes:
         """The sum of all."""
         return sum(entry.seconds for entry in self.entries)
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, object]]:
         """The entries as plain data."""
         return [dataclasses.asdict(entry) for entry in self.entries]
 

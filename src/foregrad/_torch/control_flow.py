@@ -308,10 +308,10 @@ def _tracked(operands: tuple[Any, ...]) -> list[int]:
 # `flex_attention` and its backward, as graphs call them. The operators take functions of single scores (`score_mod`,
 # `mask_mod`) as graphs of their own.
 
-COND: Any = torch.ops.higher_order.cond
-WHILE_LOOP: Any = torch.ops.higher_order.while_loop
-ATTENTION: Any = torch.ops.higher_order.flex_attention
-BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
+COND = torch.ops.higher_order.cond
+WHILE_LOOP = torch.ops.higher_order.while_loop
+ATTENTION = torch.ops.higher_order.flex_attention
+BACKWARD = torch.ops.higher_order.flex_attention_backward
 
 # Compilers run operators under a fake mode, and its rules are looked up by the mode's class.
 for _operator in (ATTENTION, BACKWARD):

@@ -229,7 +229,7 @@ def lookup_backend(name: str) -> Callable[..., Any]:
 # an operator, which leaves strides and the storage unchanged.
 
 
-_SET: Any = torch._C.TensorBase.set_  # a capture replaces `torch.Tensor.set_`
+_SET = torch._C.TensorBase.set_  # a capture replaces `torch.Tensor.set_`
 _autograd: Any = torch._C._autograd
 _GET_DATA: Any = _autograd._get_data_attr
 _COPY_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)

@@ -55,7 +55,7 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
 def nodes_behind(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
     """The autograd nodes behind outputs, one after the other, for a search that may soon end."""
     waiting = [history_of(output) for output in outputs]
-    seen: set[Any] = {None}
+    seen: set[object] = {None}
     while waiting:
         node = waiting.pop()
         if node not in seen:
@@ -85,7 +85,7 @@ def noting_arrival(leaves: Mapping[Any, torch.Tensor]) -> Iterator[dict[Any, Non
                     leaf._backward_hooks = None
 
 
-def _note(arrived: dict[Any, None], key: Any, gradient: torch.Tensor) -> None:
+def _note(arrived: dict[object, None], key: Any, gradient: torch.Tensor) -> None:
     arrived.pop(key, None)  # present if the engine ran before and stopped at an error
     arrived[key] = None
 
@@ -107,7 +107,7 @@ def keeps_tensors(node: Any) -> bool:
         return True
 
 
-def was_freed(node: Any) -> bool:
+def was_freed(node: object) -> bool:
     """Whether a node in Python has freed its saved tensors."""
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return False
@@ -119,5 +119,5 @@ def was_freed(node: Any) -> bool:
 
 
 @functools.cache
-def _saved_names(kind: Any) -> tuple[str, ...]:
+def _saved_names(kind: object) -> tuple[str, ...]:
     return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))

@@ -550,8 +550,8 @@ def _functions_in(pattern: Any) -> Iterator[frozenset[Any]]:
 
 # -------------------------------------------------------------------- flex_attention
 
-_ATTENTION: Any = torch.ops.higher_order.flex_attention
-_BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
+_ATTENTION = torch.ops.higher_order.flex_attention
+_BACKWARD = torch.ops.higher_order.flex_attention_backward
 _OPTIONS = {_ATTENTION: 6, _BACKWARD: 11}  # the position of the kernel's options among the arguments
 
 

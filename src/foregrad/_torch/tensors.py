@@ -196,7 +196,7 @@ def is_symbolic_zero(tensor: torch.Tensor) -> bool:
 
 def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     """Whether the tensor only wraps other tensors, or handles its operators itself."""
-    plain: Any = torch.Tensor
+    plain = torch.Tensor
     if type(tensor).__torch_dispatch__ is not plain.__torch_dispatch__:
         return True
     return is_traceable_wrapper_subclass(tensor)
@@ -231,7 +231,7 @@ _PREFIXES = ("_dynamo_", "_has_dynamo_", "_sym_sizes_capsule", "_sym_strides_cap
 _NAMES = frozenset({"_is_param", "_specialize_on"})
 
 
-def is_mark(name: Any) -> bool:
+def is_mark(name: object) -> bool:
     """Whether a tensor's attribute of the name is PyTorch's."""
     return isinstance(name, str) and (name in _NAMES or name.startswith(_PREFIXES))
 

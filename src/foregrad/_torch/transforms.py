@@ -27,7 +27,7 @@ def levels_put_back() -> Iterator[None]:
     """Context: where it is left by an exception, no level stays that began inside. A graph of Dynamo's begins and ends
     them in lines of its own.
     """
-    hooks: Any = torch._C._autograd
+    hooks = torch._C._autograd
     depth, allows_inplace = _C.get_dynamic_layer_stack_depth(), _C.get_inplace_requires_grad_allowed()
     refuses_hooks, duals = hooks._saved_tensors_hooks_get_disabled_error_message(), forward_ad._current_level
     try:

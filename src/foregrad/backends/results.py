@@ -124,7 +124,7 @@ class Contract:
     instead: Instead | None = None
     hold: set[int] = dataclasses.field(default_factory=set)  # inputs to keep alive in the next checked call
 
-    def first_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
+    def first_call(self, run: Run, values: list[object]) -> tuple[list[Any], Run | None]:
         """(the checked results of `run(values)`; the function for later calls, None if the next is checked too)."""
         instead = self.instead
         if instead is None or self.writes:
@@ -143,7 +143,7 @@ class Contract:
             note()
             return out, later
 
-    def _checked_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
+    def _checked_call(self, run: Run, values: list[object]) -> tuple[list[object], Run | None]:
         inputs = _read_only(values, self.writes, self.hold)
         self.hold = set()
         out = run(values)
@@ -201,7 +201,7 @@ class Contract:
                     "the inputs that its role calls donated, if its function says so (`writes_into`)."
                 )
 
-    def _fail(self, expected: PromisedResult, expected_value: Any, actual: Any) -> None:
+    def _fail(self, expected: PromisedResult, expected_value: object, actual: object) -> None:
         raise BackendError(
             f"{self._named()} returned a value for `{expected.name}` that differs from the graph's.\n  expected: "
             f"{expected_value}\n  got:      {actual}"
@@ -300,7 +300,7 @@ class _Input:
         return self.has_moved(tensor) or (self.version is not None and version_of(tensor) != self.version)
 
 
-def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> list[_Input] | None:
+def _read_only(values: Sequence[object], writes: Sequence[int], hold: set[int]) -> list[_Input] | None:
     """The tensors among a call's inputs that it may not write to; None if not all are plain."""
     tensors = []
     for i, value in enumerate(values):
@@ -313,7 +313,7 @@ def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> 
     return tensors
 
 
-def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
+def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, object, object]]:
     """The differences in dtype, device and shape: (name, expected, actual)."""
     if spec.dtype is not value.dtype:
         yield "dtype", spec.dtype, value.dtype
@@ -324,7 +324,7 @@ def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, An
         yield "shape", tuple(spec.shape), shape
 
 
-def is_other(expected: Any, actual: Any) -> bool:
+def is_other(expected: object, actual: object) -> bool:
     """Whether a size or stride differs; symbolic ones are not compared."""
     # A symbolic size compared with a number would become a guard on the graph.
     return type(expected) is int and expected != actual
@@ -341,7 +341,7 @@ def _is_of_attention(node: Any) -> bool:
     return is_item and "_attention" in str(node.all_input_nodes[0].target)
 
 
-def _is_number(node: Any) -> bool:
+def _is_number(node: object) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else node
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
 
@@ -365,7 +365,7 @@ def _address(tensor: torch.Tensor) -> int:
 Extent = tuple[int, int]
 
 
-def _extent(value: Any) -> Extent | None:
+def _extent(value: object) -> Extent | None:
     """The addresses of a tensor's first byte and after its last; None for a value without bytes."""
     if not isinstance(value, torch.Tensor) or value.numel() == 0:
         return None
@@ -412,14 +412,14 @@ def _span(value: torch.Tensor) -> int:
     return (1 + steps) * value.element_size()
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {TensorSpec.of(value)!r}"
     return "None" if value is None else f"an object of type `{type(value).__name__}`"
 
 
 def _copying(run: Run, repairs: Repairs) -> Run:
-    def run_and_copy(values: list[Any]) -> list[Any]:
+    def run_and_copy(values: list[object]) -> list[object]:
         out = run(values)
         _copy(out, repairs)
         return out
@@ -464,7 +464,7 @@ class Failures:
         )
 
 
-def described(compiler: Any, name: str, graph: str, module: fx.GraphModule, error: BaseException) -> str:
+def described(compiler: object, name: str, graph: str, module: fx.GraphModule, error: BaseException) -> str:
     """The message for a failure, with the path of a program that shows it."""
     first = next(iter(str(error).strip().splitlines()), "")
     message = f"backend `{name}` failed on {graph}: {type(error).__name__}: {first}"
@@ -473,7 +473,7 @@ def described(compiler: Any, name: str, graph: str, module: fx.GraphModule, erro
     return message if path is None else f"{message} {path} is a program that shows it."
 
 
-def _kept(compiler: Any, name: str, graph: str, module: fx.GraphModule, message: str) -> str | None:
+def _kept(compiler: object, name: str, graph: str, module: fx.GraphModule, message: str) -> str | None:
     """The path of a file with a program that shows the failure; None if it can't be written."""
     try:
         text = _program(compiler, module, message)
@@ -486,7 +486,7 @@ def _kept(compiler: Any, name: str, graph: str, module: fx.GraphModule, message:
     return path
 
 
-def _program(compiler: Any, module: fx.GraphModule, message: str) -> str:
+def _program(compiler: object, module: fx.GraphModule, message: str) -> str:
     graph = print_graph(module, header=message, name="graph")
     inputs = [_input(spec_of(node)) for node in module.graph.nodes if node.op == "placeholder"]
     home, qualified = getattr(compiler, "__module__", None), getattr(compiler, "__qualname__", None)
@@ -511,7 +511,7 @@ def _input(spec: Any) -> str:
     return f"torch.empty_strided({shape}, {stride}, dtype={spec.dtype}, {last}).zero_()"
 
 
-def random_states_of(module: fx.GraphModule, values: Sequence[Any]) -> Callable[[], None]:
+def random_states_of(module: fx.GraphModule, values: Sequence[object]) -> Callable[[], None]:
     """A function that restores the random generators that a graph may draw from."""
     draws = any(map(is_random, body_of(module)))
     devices = {value.device for value in values if isinstance(value, torch.Tensor)} | {torch.device("cpu")}

@@ -47,7 +47,7 @@ class CompiledGraph:
     """A compiled graph with its compiler's report: the strides of its outputs, the inputs that it writes into."""
 
     run: Boxed
-    output_strides: list[tuple[Any, ...] | None] | None
+    output_strides: list[tuple[object, ...] | None] | None
     writes_into: tuple[int, ...]
 
 
@@ -135,7 +135,7 @@ def _called(
 @runs_compiler
 def called_bare(
     compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole
-) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None] | None]:
+) -> tuple[Callable[..., object], list[tuple[object, ...] | None] | None]:
     """The compiler's result for a graph made of `joint`, and the strides that it reported for the graph's results."""
     own = is_own(compiler)
     graph = module if own else _for_others(module, joint, role)
@@ -166,7 +166,7 @@ def called_bare(
     return result, reported
 
 
-def is_own(compiler: Any) -> bool:
+def is_own(compiler: object) -> bool:
     """Whether a compiler or partitioner is foregrad's."""
     return is_house_module(getattr(compiler, "__module__", ""))
 
@@ -175,7 +175,7 @@ def _title(joint: JointGraph, role: GraphRole) -> str:
     return f"the {role.phase} graph of `{joint.name}`"
 
 
-def _backend_name(compiler: Any) -> str:
+def _backend_name(compiler: object) -> str:
     while hasattr(compiler, "func"):
         compiler = compiler.func  # of a partial
     return str(getattr(compiler, "__name__", type(compiler).__name__))
@@ -215,14 +215,14 @@ def _context(joint: JointGraph, role: GraphRole) -> Any:
     return compiler_context(joint.fake_mode, labels, forward_facts(joint, role))
 
 
-def _strides(strides: Any) -> list[tuple[Any, ...] | None] | None:
+def _strides(strides: object) -> list[tuple[object, ...] | None] | None:
     """Strides from a compiler's attribute; None if the attribute holds something else (text, for Inductor)."""
     if not isinstance(strides, (list, tuple)) or not all(map(_is_stride, strides)):
         return None
     return [None if stride is None else tuple(stride) for stride in strides]
 
 
-def _is_stride(stride: Any) -> bool:
+def _is_stride(stride: object) -> bool:
     if isinstance(stride, (list, tuple)):
         return all(isinstance(number, (int, torch.SymInt)) for number in stride)
     return stride is None
@@ -250,7 +250,7 @@ def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> f
     return make_graph_module(module, graph)
 
 
-def _stack_trace(result: Any) -> str | None:
+def _stack_trace(result: object) -> str | None:
     return result.meta.get("stack_trace") if isinstance(result, fx.Node) else None
 
 

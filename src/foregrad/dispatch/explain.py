@@ -70,7 +70,7 @@ class EagerCalls:
     timed: int = 0
     seconds: float = 0.0
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """Call the function eagerly, and measure that."""
         begin = time.perf_counter()
         try:
@@ -221,7 +221,7 @@ class OneWarning:
             warn_user(message)
 
 
-def reason_of(function: Callable[..., Any], name: str, error: BaseException) -> str:
+def reason_of(function: Callable[..., object], name: str, error: BaseException) -> str:
     """The reason for people: the error's message, with the user's line if the message has none."""
     text = str(error).strip() or type(error).__name__
     if not isinstance(error, ForegradError):
@@ -270,7 +270,7 @@ def _is_of_library(code: types.CodeType) -> bool:
     return is_house_code(code) or code.co_filename.startswith(_LIBRARIES)
 
 
-def _definition(function: Any) -> str:
+def _definition(function: object) -> str:
     while not isinstance(function, (types.FunctionType, type(None))):
         function = getattr(function, "__func__", None) or getattr(function, "func", None)
     if function is None or _is_of_torch(function.__code__):

@@ -229,7 +229,7 @@ class CallGuards(GuardMaker):
 
     # ---------------------------------------------------------------- inputs
 
-    def _read_closures(self, inputs: list[str], static: dict[int, Any]) -> None:
+    def _read_closures(self, inputs: list[str], static: dict[int, object]) -> None:
         """Read other tensors that the function reached by itself, each along its path from an object that stays."""
         roots: dict[int, str] = {}
         for index, info in enumerate(self.signature.inputs):
@@ -265,7 +265,7 @@ class CallGuards(GuardMaker):
         bases = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.source, (BaseOf, GradientOf))]
         self._check_tensors(bases, inputs)
 
-    def _tensor_metadata(self, inputs: list[str], static: dict[int, Any]) -> None:
+    def _tensor_metadata(self, inputs: list[str], static: dict[int, object]) -> None:
         here = [
             i
             for i, info in enumerate(self.signature.inputs)
@@ -351,7 +351,7 @@ def _tensor_of(number: float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float64, device="cpu")
 
 
-def user_name(function: Callable[..., Any], path: str) -> str:
+def user_name(function: Callable[..., object], path: str) -> str:
     """A path (`args[0]["x"]`) with the parameter's own name for `args[0]`."""
     if not path.startswith("args["):
         return path
@@ -375,7 +375,7 @@ def _static_or_none(numbers: tuple[Any, ...]) -> list[int | None]:
 # The state of the thread and of the library during a capture, as conditions of a guard.
 
 
-def state_conditions(joint: JointGraph, bind: Callable[[str, Any], str], *, tensors: bool) -> list[str]:
+def state_conditions(joint: JointGraph, bind: Callable[[str, object], str], *, tensors: bool) -> list[str]:
     """Conditions that hold while the state is as it is now.
 
     One C++ object tests grad mode, autocast of every device, deterministic algorithms, the default dtype, tf32 and

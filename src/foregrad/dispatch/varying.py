@@ -73,7 +73,7 @@ class _EveryLine(frozenset[str]):
     def __contains__(self, line: object) -> bool:
         return True
 
-    def __or__(self, lines: Any) -> Any:
+    def __or__(self, lines: object) -> Any:
         return self
 
 
@@ -115,7 +115,7 @@ class SizesSeen:
         """Note that the function can't be captured with symbols: from now on every size gets a graph of its own."""
         self._hopeless = True
 
-    def observe(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> FlatCall:
+    def seen(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> FlatCall:
         """The call with the symbolic dimensions, and the lines that read symbolic numbers, noted on the call.
         `decisions`: of the graphs so far.
         """
@@ -269,7 +269,7 @@ def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall
         raise ConstantNumbers(call.numbers)
 
 
-def _behaviour(joint: JointGraph) -> list[Any]:
+def _behaviour(joint: JointGraph) -> list[object]:
     """The operators on tensors in a graph with their arguments, and the results that are no tensors.
 
     Numbers, and small tensors computed from numbers and constants, have their values in the captured call.
@@ -277,7 +277,7 @@ def _behaviour(joint: JointGraph) -> list[Any]:
     names: dict[fx.Node, Any] = {}
     tensors: dict[fx.Node, torch.Tensor] = {}
     count = 0
-    done: list[Any] = []
+    done: list[object] = []
     placeholders = joint.placeholders()
     floats = {placeholders[i] for i, info in enumerate(joint.signature.inputs) if info.number is float}
     for node in joint.graph.nodes:
@@ -335,7 +335,7 @@ def _texts(tree: Tree, first: int = 0) -> Iterator[tuple[int, Tree]]:
 _SLICES = (torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default)
 
 
-def _sizes_at_capture(node: Any) -> list[Any]:
+def _sizes_at_capture(node: Any) -> list[object]:
     return [*map(concrete, node.meta["val"].shape)]
 
 
@@ -377,7 +377,7 @@ def _outputs(joint: JointGraph) -> list[Any]:
     return [output for i, output in enumerate(outputs[:count]) if i not in decided and not _is_number(output)]
 
 
-def _is_number(output: Any) -> bool:
+def _is_number(output: object) -> bool:
     return isinstance(output, fx.Node) and _gives_a_number(output)
 
 

@@ -61,12 +61,12 @@ class ObjectsOpened(Protocol):
     `empty(cls)` makes an object, `fill(made, values)` fills it, `steps(cls)` are the ways to the values.
     """
 
-    def look_into(self, value: Any, /) -> tuple[Any, list[Any]] | None: ...
+    def look_into(self, value: object, /) -> tuple[object, list[object]] | None: ...
     def is_plain_class(self, cls: type, /) -> bool: ...
 
 
 class _NoObjects:
-    def look_into(self, _: Any) -> None:
+    def look_into(self, _: object) -> None:
         return None
 
     def is_plain_class(self, _: type) -> bool:
@@ -100,7 +100,7 @@ class Tree:
         """
         return self._build(iter(leaves), wrap, {} if made is None else made)
 
-    def _build(self, leaves: Iterator[Any], wrap: Wrap, made: dict[int, Any]) -> Any:
+    def _build(self, leaves: Iterator[object], wrap: Wrap, made: dict[int, object]) -> Any:
         if self.kind == "leaf":
             return next(leaves)
         if self.kind in ("ref", "unread"):
@@ -127,7 +127,7 @@ class Tree:
             made[self.number] = built
         return built
 
-    def _fill(self, empty: Any, items: list[Any]) -> None:
+    def _fill(self, empty: Any, items: list[object]) -> None:
         if self.kind == "object":
             self.context.fill(empty, items)
         elif self.kind == "list":
@@ -235,8 +235,8 @@ class _Code:
         return function
 
 
-def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[Any]) -> Any:
-    base: Any = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
+def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[object]) -> Any:
+    base = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
     instance = base.__new__(cls)  # not through __init__: it may compute or refuse
     for name, value in zip(names, values, strict=True):
         object.__setattr__(instance, name, value)
@@ -269,7 +269,7 @@ def open_container(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
     return None
 
 
-def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> bool:
+def is_as_opened(value: object, opened: tuple[str, object, object, list[object]] | None) -> bool:
     """Whether a container equals `open_container`'s earlier answer; a registered class may make items for the
     answer.
     """
@@ -282,16 +282,16 @@ def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> 
     )
 
 
-def flatten(value: Any, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
+def flatten(value: object, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
     """The leaves of a nested container, in order, and its structure.
 
     `unwrap` gives the plain tensors of wrapper subclasses, or None for one that is a leaf; see `new_samples`.
     """
-    leaves: list[Any] = []
+    leaves: list[object] = []
     return leaves, _flatten(value, leaves, unwrap or new_samples())
 
 
-def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
+def _leaf(value: object, leaves: list[object], unwrap: Unwrap) -> Tree:
     unwrapped = unwrap(value) if is_wrapper(value) else None
     if unwrapped is None:
         leaves.append(value)
@@ -301,7 +301,7 @@ def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
     return Tree("wrapper", spec.cls, spec, (LEAF,) * spec.count, spec.count)
 
 
-def _flatten(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
+def _flatten(value: object, leaves: list[object], unwrap: Unwrap) -> Tree:
     opened = open_container(value)
     if opened is None:
         return _leaf(value, leaves, unwrap)
@@ -316,10 +316,10 @@ class Opened:
 
     leaves: list[Any]
     tree: Tree
-    containers: tuple[Any, ...]
+    containers: tuple[object, ...]
 
 
-def open_objects(values: Sequence[Any], instead: Callable[[Any], Any], unwrap: Unwrap) -> Opened:
+def open_objects(values: Sequence[object], instead: Callable[[object], object], unwrap: Unwrap) -> Opened:
     """The leaves of nested containers and plain objects, and the structure of the list of `values`; an object met twice
     is one. `instead(value)` gives a leaf that replaces the value, or None; `unwrap`: see `flatten`.
     """
@@ -334,10 +334,10 @@ def list_of(trees: Sequence[Tree]) -> Tree:
 
 
 def open_arguments(
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     array: Callable[[Any], torch.Tensor | None],
-    unread: Sequence[Any] = (),
+    unread: Sequence[object] = (),
 ) -> Opened:
     """Open the arguments of a call, but for the containers that are `unread`. A stepper (see `STEPPERS`) is a leaf."""
     opener = _Opener(_stepper, new_samples(), makes=False, array=array, unread=unread)
@@ -352,11 +352,11 @@ def open_arguments(
 _MOST_CONTAINERS = 2000  # an object that leads to more is a program's state rather than a value
 
 
-def _nothing(_: Any) -> None:
+def _nothing(_: object) -> None:
     pass
 
 
-def _stepper(value: Any) -> Any:
+def _stepper(value: object) -> object:
     return value if isinstance(value, STEPPERS) else None
 
 
@@ -368,18 +368,18 @@ class _Opener:
 
     def __init__(
         self,
-        instead: Callable[[Any], Any],
+        instead: Callable[[object], object],
         unwrap: Unwrap,
         *,
         makes: bool,
-        array: Callable[[Any], torch.Tensor | None] = _nothing,
-        unread: Sequence[Any] = (),
+        array: Callable[[object], torch.Tensor | None] = _nothing,
+        unread: Sequence[object] = (),
     ) -> None:
         self.instead, self.array, self.unread = instead, array, unread
         self.unwrap = unwrap
         self.makes = makes
         self.leaves: list[Any] = []
-        self.containers: list[Any] = []
+        self.containers: list[object] = []
         self._number: dict[int, int] = {}
         self._begun: set[int] = set()  # numbers of containers that can't be referred to before they are made
 
@@ -403,7 +403,7 @@ class _Opener:
         self._begun.discard(number)
         return Tree(kind, cls, context, children, sum(child.size for child in children), number)
 
-    def _is_made(self, value: Any) -> bool:
+    def _is_made(self, value: object) -> bool:
         return self.makes and _objects().is_plain_class(type(value))
 
     def _look(self, value: Any) -> tuple[str, Any, Any, list[Any]] | None:
@@ -441,7 +441,7 @@ class _Opener:
         return opened
 
 
-def _contents(cell: Any) -> list[Any]:
+def _contents(cell: Any) -> list[object]:
     try:
         return [cell.cell_contents]
     except ValueError:
@@ -452,13 +452,13 @@ _OBJECTS = (collections.OrderedDict, collections.defaultdict, collections.deque)
 _BY_VALUE = ("tuple", "namedtuple", "structseq", "weakref", "method", "partial")
 
 
-def is_leaf(leaf: Any) -> bool:
+def is_leaf(leaf: object) -> bool:
     """Whether a value is a tensor or a plain value."""
     plain = isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size))
     return plain or is_number_of_numpy(leaf) or is_opaque_value(leaf)
 
 
-def check_leaves(leaves: list[Any], paths: list[str], what: str, others: tuple[type, ...] = ()) -> None:
+def check_leaves(leaves: list[object], paths: list[str], what: str, others: tuple[type, ...] = ()) -> None:
     """Raise `UnknownLeafError` for a leaf that is neither a tensor nor a plain value, and not of the types in
     `others`.
     """

@@ -67,7 +67,7 @@ def same_value(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+def same_keys(keys: tuple[object, ...], others: tuple[object, ...]) -> bool:
     """Whether keys are equal, and of equal types: True is no 1. A tensor is a key by identity."""
     return len(keys) == len(others) and (all(map(operator.is_, keys, others)) or all(map(same_value, keys, others)))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -68,7 +67,7 @@ def role_of(gm: fx.GraphModule) -> GraphRole:
     return GraphRole("inference", (), tuple(range(count)))
 
 
-def outlined(gm: fx.GraphModule, **how: Any) -> fx.GraphModule:
+def outlined(gm: fx.GraphModule, **how: object) -> fx.GraphModule:
     """The graph with calls of the parts that come again; itself where there are none, or nobody finds them."""
     for outline in given("repeated regions"):
         gm = outline(gm, **how)

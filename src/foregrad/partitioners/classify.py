@@ -97,7 +97,7 @@ _NUMBER = OpClass(Kind.NUMBER)
 _ITEM = OpClass(Kind.ITEM, fuses=True)
 _CHEAP_CLASS = OpClass(Kind.CHEAP, fuses=True)
 
-_cache: dict[int, tuple[OpClass, Any]] = {}  # by the operator's id; with the operator
+_cache: dict[int, tuple[OpClass, object]] = {}  # by the operator's id; with the operator
 
 
 def classify(node: fx.Node) -> OpClass:
@@ -188,7 +188,7 @@ def _classify_higher_order(node: fx.Node) -> OpClass:
     if name == "with_effects" or node.is_impure(impure_random=False):
         return _EFFECT
     worst = max((int(_worst_inside(argument)) for argument in node.all_input_nodes), default=0)
-    inner: list[Any] = [a for a in node.args if is_operator(a)]
+    inner: list[object] = [a for a in node.args if is_operator(a)]
     if any(op_info(op).is_random for op in inner):
         worst = max(worst, Kind.RANDOM)
     if worst >= Kind.EFFECT:

@@ -54,12 +54,12 @@ def _formula(node: fx.Node) -> Callable[..., int] | None:
     return formula
 
 
-def _shape(node: Any) -> Any:
+def _shape(node: object) -> Any:
     value = value_of(node) if isinstance(node, fx.Node) else None
     return tuple(map(_sizes, value)) if isinstance(value, (tuple, list)) else _sizes(value)
 
 
-def _sizes(value: Any) -> Any:
+def _sizes(value: object) -> object:
     return None if value is None else torch.Size(size_hint(size) for size in getattr(value, "shape", ()))
 
 

@@ -264,7 +264,7 @@ def is_tuple(node: fx.Node) -> bool:
     return isinstance(value_of(node), (tuple, list))
 
 
-def value_bytes(value: Any) -> int:
+def value_bytes(value: object) -> int:
     """Bytes of a value's elements: of all results for several, 0 for numbers. Symbolic sizes are estimated."""
     if isinstance(value, TensorSpec):
         token = value.token
@@ -275,7 +275,7 @@ def value_bytes(value: Any) -> int:
                 _BYTES[token] = size
         return size
     if isinstance(value, torch.Tensor):
-        count: Any = value.numel()
+        count: int = value.numel()
         if not isinstance(count, int):
             count = _hinted_numel(value.shape)
         return int(count * value.dtype.itemsize)
@@ -287,7 +287,7 @@ def value_bytes(value: Any) -> int:
 _BYTES: dict[object, int] = {}  # by the token of a spec: most values of a graph resemble many more
 
 
-def _hinted_numel(shape: Iterable[Any]) -> int:
+def _hinted_numel(shape: Iterable[object]) -> int:
     count = 1
     for size in shape:
         count *= size if type(size) is int else size_hint(size)
@@ -436,7 +436,7 @@ def merge_equal(index: JointIndex) -> int:
     """Let each node stand for its later equals, in `index` alone, not in the joint graph; returns how many went."""
     nodes, kinds, root, number = index.nodes, index.kinds, index.root, index.number
     visible = {root[i] for i in (*index.output_numbers, *index.gradient_numbers)}
-    first: dict[Any, int] = {}
+    first: dict[object, int] = {}
     stands_for: dict[int, int] = {}
     for i, node in enumerate(nodes):
         if stands_for:

@@ -102,7 +102,7 @@ def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
     return measurement
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> Any:
     """An argument as a key: of a tensor its layout, of all else its text."""
     if isinstance(value, fx.Node):
         layout = value_of(value)
@@ -120,10 +120,10 @@ def _key(value: Any) -> Any:
     return repr(value)
 
 
-def _measure(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]:
+def _measure(target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[int, tuple[int, ...]]:
     sizes: tuple[int, ...] = ()
 
-    def make_call() -> Callable[[], Any]:
+    def make_call() -> Callable[[], object]:
         zeros_by_spec = {id(spec): _zeros(spec) for spec in leaves((args, kwargs)) if isinstance(spec, TensorSpec)}
         operands, keywords = mapped((args, kwargs), TensorSpec, lambda spec: zeros_by_spec[id(spec)])
         if target is _RECURRENT[1]:
@@ -141,7 +141,7 @@ def _measure(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]
     return (0, ()) if peak is None else (max(0, peak - sum(sizes)), sizes)
 
 
-def _storage(value: Any) -> int:
+def _storage(value: object) -> int:
     return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
 
 
@@ -158,7 +158,7 @@ def _after_the_forward(operands: Any) -> Any:
     return (*operands[:-1], forward[3])
 
 
-def _layout(value: Any) -> Any:
+def _layout(value: object) -> Any:
     """A tensor's spec with plain sizes; the value itself if it is no tensor."""
     if isinstance(value, torch.Tensor):
         value = TensorSpec.of(value)
@@ -179,7 +179,7 @@ def _zeros(spec: TensorSpec) -> torch.Tensor:
     return flat.as_strided(spec.shape, spec.stride, spec.offset)
 
 
-def nbytes(value: Any) -> int:
+def nbytes(value: object) -> int:
     """Bytes of the storage behind a value: symbolic sizes are estimated."""
     if not isinstance(value, (TensorSpec, torch.Tensor)):
         return 0
@@ -281,8 +281,8 @@ class Storages:
         # An argument of a half, say, has a size that is told later.
         counts = [bool(size) or kind is Kind.INPUT for size, kind in zip(self.size, index.kinds, strict=True)]
         self.touched = [
-            tuple({r for r in (root[i], *[root[operand] for operand in reads]) if counts[r]})
-            for i, reads in enumerate(index.operands)
+            tuple({r for r in (root[i], *[root[operand] for operand in operands]) if counts[r]})
+            for i, operands in enumerate(index.operands)
         ]
 
     def liveness(self, residuals: Iterable[int]) -> Liveness:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -189,7 +188,7 @@ def _with_size_symbols(index: JointIndex, tensors: list[int], numbers: list[int]
     return [*first, *numbers]
 
 
-def _defining_symbols(index: JointIndex) -> list[tuple[int, Any]]:
+def _defining_symbols(index: JointIndex) -> list[tuple[int, object]]:
     """(node, its value), in reverse order, for nodes with one symbol as their value: inputs, and sizes or numbers that
     the forward computes and that are in no input.
     """
@@ -371,7 +370,7 @@ def _copy(
             copies[duplicate] = copy
 
 
-def _output(index: JointIndex, copier: GraphCopier, values: list[Any], start: int, count: int) -> None:
+def _output(index: JointIndex, copier: GraphCopier, values: list[object], start: int, count: int) -> None:
     """The output node. Descriptions of the joint outputs, where a capture left them, go along with their outputs."""
     output = copier.output(tuple(values))
     output.meta = index.output.meta.copy()

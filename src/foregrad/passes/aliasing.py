@@ -70,7 +70,7 @@ def written_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
     return tuple(i for i, node in enumerate(inputs) if node in roots)
 
 
-def copy_shared_results(gm: fx.GraphModule, before: fx.GraphModule, mode: Any) -> bool:
+def copy_shared_results(gm: fx.GraphModule, before: fx.GraphModule, mode: object) -> bool:
     """Copy each result of `gm` that shares memory with an input or a result, and does not in `before`.
 
     `gm` was made from `before` by passes that keep the order of inputs and results. The copies have the strides of the
@@ -102,7 +102,7 @@ def _inputs(gm: fx.GraphModule) -> list[fx.Node]:
     return [node for node in gm.graph.nodes if node.op == "placeholder"]
 
 
-def _copy(graph: fx.Graph, node: fx.Node, spec: TensorSpec, mode: Any) -> fx.Node:
+def _copy(graph: fx.Graph, node: fx.Node, spec: TensorSpec, mode: object) -> fx.Node:
     """A copy of the value of `node`, laid out as `spec` says."""
     value = node.meta["val"]
     if not spec.is_static or tuple(value.stride()) == spec.stride or not spec.is_dense:

@@ -56,7 +56,7 @@ class TrainingStep:
     def at(self, fn: Any, values: Mapping[Any, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
         """The step at these values of its graph's symbols, the values of these arguments."""
         joint = at_sizes(self.joint, values)
-        with _planned(fn) as plain:
+        with planned(fn) as plain:
             return TrainingStep(self.name, joint, _held_by(plain, joint, args, kwargs))
 
     def of_kind(self, kind: str) -> list[Held]:
@@ -82,7 +82,7 @@ def step_of(
             result = plain(*args, **kwargs)
         return loss_in(result, name)
 
-    with without_fake_mode(), _planned(fn) as plain:
+    with without_fake_mode(), planned(fn) as plain:
         try:
             joint = capture(step, *args, **kwargs)
         except UnsupportedDataDependentError as error:
@@ -107,7 +107,7 @@ def _plain(fn: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _planned(fn: Any) -> Iterator[Any]:
+def planned(fn: Any) -> Iterator[Any]:
     """Context: the function or module as one rank computes it, with whole parameters."""
     plain = _plain(fn)
     with unsharded(plain):

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from .._torch.native import divert, make_observer
+from .._torch.native import divert, native
 from ..errors import UnsupportedSideEffectError
 from ..house import is_house_code
 from ..interrupts import runs_user_code
@@ -312,6 +312,12 @@ class Observed:
 
 def _observer(*questions: Callable[..., Any]) -> Any:
     return make_observer(*questions) or Observer(*questions)
+
+
+def make_observer(*questions: Callable[..., Any]) -> Any:
+    """The C++ version of `Observer`; None if the extension has none."""
+    make = getattr(native(), "Observer", None)
+    return None if make is None else make(*questions)
 
 
 _running = threading.local()

@@ -25,6 +25,7 @@ from ..errors import (
     UnsupportedSideEffectError,
     UnsupportedTensorError,
 )
+from ..frontend.answers import PlacesRead
 from ..graph.call_effects import CallPlace, EffectTarget, EffectWriter, TensorEffect
 from ..graph.calls import CALL
 from ..graph.signature import Handle, OutputInfo
@@ -34,7 +35,6 @@ from ..python.code import names_of
 from ..python.libraries import is_of_library
 from ..python.objects import CALLED_BY_AUTOGRAD
 from ..python.output import ProgramOutput
-from ..python.reads import Reads
 from ..tracing.aspect import Aspect, Settled
 from ..tracing.effects.analysis import Analysis
 from ..tracing.heap.recording import Host
@@ -60,7 +60,7 @@ class CustomFunctions(Aspect):
     whether there may be any.
     """
 
-    def __init__(self, host: Host, regions: set[Any], reads: Reads, *, may_run: bool) -> None:
+    def __init__(self, host: Host, regions: set[Any], reads: PlacesRead, *, may_run: bool) -> None:
         self.host, self.regions, self.reads, self.may_run = host, regions, reads, may_run
         self._applied: dict[Any, None] = {}
         self._contexts: list[tuple[Any, dict[str, Any]]] = []

@@ -64,7 +64,7 @@ class RunLines(LineWriter):
         inputs: list[str],
         names: Names,
         stop: Stop,
-        symbols: Mapping[Any, str] | None = None,
+        symbols: Mapping[object, str] | None = None,
         wrappers: Sequence[str] = (),
         containers: Mapping[int, str] | None = None,
         *,
@@ -145,7 +145,7 @@ class RunLines(LineWriter):
     def result(self, number: int) -> str:
         return self.values[number]
 
-    def built(self, value: Any) -> str:
+    def built(self, value: object) -> str:
         leaves, tree = flatten(value)
         return pack_expression(tree, [self.bind("value", leaf) for leaf in leaves], self.bind)
 
@@ -397,12 +397,12 @@ def has_objects(tree: Tree) -> bool:
 _MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cell"}
 
 
-def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, Any], str]) -> str:
+def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, object], str]) -> str:
     """The expression that builds a container of objects; `made`: the variable of a dict that collects the objects."""
     return f"{bind('build', tree.unflatten)}([{', '.join(values)}], made={made})"
 
 
-def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, Any], str]) -> str:
+def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, object], str]) -> str:
     """The expression that builds a container of structure `tree` from the expressions of its leaves."""
     if tree.kind == "leaf":
         return values[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from .._torch.engine import (
     no_saved_tensors_hooks,
     symbolic_composites,
 )
-from .._torch.patches import patched
+from .._torch.patches import outside, patched
 from .._torch.requirements import warn_if_untested
 from .._torch.symbols import is_ragged
 from .._torch.tensors import gradient_of, is_usable
@@ -32,6 +33,7 @@ from ..graph.joint import JointGraph
 from ..graph.signature import StopInfo
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
+from ..locks import bound
 from ..tracing.tape.again import AdditionsFound, ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
 from .aspect import CallGuard, Finished
 from .assembly import Assembly
@@ -102,7 +104,7 @@ class CaptureRun(Assembly):
             self.reads.release()
         return captured
 
-    def _run(self, given: Any) -> Captured | None:
+    def _run(self, given: object) -> Captured | None:
         self.code.check(self.state.before)
         with (
             patched(self),
@@ -137,7 +139,21 @@ class CaptureRun(Assembly):
             check_sizes(analysis, described.gradients)
             return self._captured(analysis, described, out_leaves, out_tree)
 
-    def _called(self, given: Any) -> tuple[Any] | None:
+    def _handlers(self) -> contextlib.AbstractContextManager[None]:
+        """Context: handlers of signals are no code of the program, see `OwnWrites.of_handler`."""
+
+        @contextlib.contextmanager
+        def aside() -> Iterator[None]:
+            self.pause()
+            try:
+                with outside(), self.unrecorded, self.state.own.of_handler():
+                    yield
+            finally:
+                self.observed.go_on()
+
+        return bound(held, "aside", aside)
+
+    def _called(self, given: Any) -> tuple[object] | None:
         """Run the function and return its result."""
         recorder, call = self.recorder, self.call
         trace_math()
@@ -152,7 +168,7 @@ class CaptureRun(Assembly):
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
                     if tensor not in self.inputs.by_real:
                         self.inputs.adopt(tensor)
-                with self.options.around(), self.python.capturing(), self.python.drawing(self.draws):
+                with self.options.around(), self.python.capturing(), self.python.drawing(self.draws), self._handlers():
                     result = run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
@@ -167,7 +183,7 @@ class CaptureRun(Assembly):
                 self.observed.raise_failed()
         return None if self.state.needs_another_run() else (result,)
 
-    def _checked(self, given: Any, result: Any) -> tuple[list[Any], list[str], Tree] | None:
+    def _checked(self, given: Any, result: object) -> tuple[list[object], list[str], Tree] | None:
         """The leaves of the function's result and of its writes to Python's state, and their paths."""
         recorder, inputs, call = self.recorder, self.inputs, self.call
         with recorder:
@@ -194,7 +210,7 @@ class CaptureRun(Assembly):
         self.inputs.check_overlapping()
         self.recorder.changes.check_places()
 
-    def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
+    def _analyzed(self, out_leaves: list[object], paths: list[str]) -> Analysis:
         """How each written input and each output is given back."""
         recorder, inputs = self.recorder, self.inputs
         _check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
@@ -206,7 +222,7 @@ class CaptureRun(Assembly):
         self.lifting.settle(has_hooks=self.called.settle(out_leaves, analysis))
         return analysis
 
-    def _differentiated(self, analysis: Analysis, out_leaves: list[Any], paths: list[str]) -> Differentiated | None:
+    def _differentiated(self, analysis: Analysis, out_leaves: list[object], paths: list[str]) -> Differentiated | None:
         """The backward, run on fakes; None: capture again, with the writes found."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
@@ -232,7 +248,7 @@ class CaptureRun(Assembly):
         return described
 
     def _captured(
-        self, analysis: Analysis, described: Differentiated, out_leaves: list[Any], out_tree: Tree
+        self, analysis: Analysis, described: Differentiated, out_leaves: list[object], out_tree: Tree
     ) -> Captured:
         """The joint graph and its companions."""
         recorder, inputs = self.recorder, self.inputs
@@ -315,7 +331,7 @@ def capture_call(
 def _take_apart(run: CaptureRun) -> None:
     """The parts of a run refer to each other: they go now, and the arguments too."""
     state, recorder = getattr(run, "state", None), run.recorder
-    parts: list[Any] = [run, run.inputs, run.facts, run.observed, *(() if state is None else (state.before, state))]
+    parts: list[object] = [run, run.inputs, run.facts, run.observed, *(() if state is None else (state.before, state))]
     if recorder.host is run:  # nothing goes on with it
         for value in recorder.values.values():
             value.forget_memory()
@@ -328,7 +344,9 @@ def _take_apart(run: CaptureRun) -> None:
 # Side effects of a function that a compiled call would not repeat: found after its run, and refused.
 
 
-def _check_run(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any], unwrap: Unwrap) -> None:
+def _check_run(
+    name: str, call: FlatCall, arguments: tuple[object, object], leaves: list[object], unwrap: Unwrap
+) -> None:
     """A run left the containers among its arguments as they were, where no write to them is an effect of the call."""
     if call.objects:
         return
@@ -357,7 +375,7 @@ def _check_gradients(name: str, records: list[InputRecord], where: str) -> None:
                 raise _written_gradient(name, record.slot, where, goes_on=not record.real.is_leaf)
 
 
-def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
+def _written_gradient(name: str, slot: object, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
     if goes_on:
         return UnsupportedSideEffectError(
             f"`backward()` in `{name}`{' at ' + where if where else ''} reaches the graph of {slot} before "
@@ -369,7 +387,7 @@ def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False
     )
 
 
-def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[Any]) -> None:
+def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[object]) -> None:
     """No written tensor is over the memory of an array that the function reaches by itself: the array's reads happen
     before the graph runs.
     """

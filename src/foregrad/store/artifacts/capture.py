@@ -37,7 +37,7 @@ from ...tracing.capture import Captured, capture_call
 from ...tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
 from ...tracing.parts import Options
 from .container import StateEntry
-from .program import QUESTIONS, CallSpec, DerivedProgram, Leaf, Program, Specialization, context_now
+from .program import QUESTIONS, CallSpec, DerivedProgram, Leaf, Program, StoredSpecialization, context_now
 from .records import Named, Stored
 
 Limits = tuple["int | None", "int | None"]
@@ -102,7 +102,7 @@ class Exporter:
 
     def specialize(
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, derivatives: int, name: str
-    ) -> Specialization:
+    ) -> StoredSpecialization:
         """The function captured for calls with arguments like these. Raises as `export` does."""
         if type(derivatives) is not int or derivatives < 0:
             raise ValueError(f"derivatives is how often the artifact can be differentiated, not {derivatives!r}")
@@ -126,7 +126,7 @@ class Exporter:
             # The table has all conditions on sizes now, the derivatives' conditions included.
         facts = self._facts(captured, sources)
         training = None if self.module is None else self.module.training
-        specialization = Specialization(
+        specialization = StoredSpecialization(
             name or self._name(training, grad=grad), program, self._spec(call), context, training, facts
         )
         has_writes = bool(specialization.written())

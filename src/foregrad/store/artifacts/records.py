@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...annexes import given
 from ...dispatch.guard_list import Sharing
 from ...errors import ArtifactError
 from ...frontend.tree import LEAF, Tree
@@ -141,7 +142,10 @@ def _tuple(data: Any, hints: tuple[Any, ...], reader: Reader) -> tuple[Any, ...]
 
 
 def _record(data: Any, base: Any, reader: Reader) -> Any:
-    cls: Any = _CLASSES.get(data["is"], KINDS.get(data["is"])) if type(data) is dict else None
+    name: Any = data.get("is") if type(data) is dict else None
+    if name not in _CLASSES and name not in KINDS:
+        given("effects in files")  # their modules name them
+    cls: Any = _CLASSES.get(name, KINDS.get(name))
     if cls is None or not issubclass(cls, base):
         raise ArtifactError(f"no {base.__name__}: {str(data)[:80]}")
     hints: dict[str, Any] = _hints(cls)

@@ -418,7 +418,7 @@ def _differentiated(outputs: Mapping[str, Any], leaves: Mapping[str, torch.Tenso
         if not roots or not leaves:
             break
         tangents = [_tangent(root, generator) for root in roots]
-        gradients: Any = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             roots, list(leaves.values()), tangents, allow_unused=True, create_graph=depth < order
         )
         prefix = "gradient of " + prefix

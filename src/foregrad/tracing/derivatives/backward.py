@@ -51,7 +51,7 @@ def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> An
 
 
 def _gradients_of(
-    outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[torch.Tensor], *, keep: bool
+    outputs: Sequence[object], leaves: Sequence[object], tangents: Sequence[torch.Tensor], *, keep: bool
 ) -> tuple[Sequence[Any], dict[int, Exception]]:
     """The gradients, and eager's errors for some outputs: then the gradients are the other outputs'.
 
@@ -69,7 +69,7 @@ def _gradients_of(
     return _run_backward([outputs[i] for i in good], leaves, [tangents[i] for i in good], keep=keep), failing
 
 
-def _failing(outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[Any]) -> dict[int, Exception]:
+def _failing(outputs: Sequence[object], leaves: Sequence[object], tangents: Sequence[object]) -> dict[int, Exception]:
     failing: dict[int, Exception] = {}
     for position, (output, tangent) in enumerate(zip(outputs, tangents, strict=True)):
         try:
@@ -139,7 +139,7 @@ class Backward:
             self.inputs.see_as_views(unlinked)
         return found
 
-    def _check_hooks(self, outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:
+    def _check_hooks(self, outputs: Sequence[Any], leaves: Sequence[object], tangents: Sequence[torch.Tensor]) -> None:
         """Raise where `backward()` does more than `torch.autograd.grad`, by hooks of leaves that the function made."""
         with self._recording(tangents):
             _run_backward(outputs, leaves, tangents, keep=True)
@@ -300,7 +300,7 @@ class InnerGradients(Aspect):
         self.found: list[tuple[list[InputRecord], list[InputRecord], str]] = []
         self.was_asked = False
 
-    def note(self, outputs: Any, inputs: Any, **_: Any) -> None:
+    def note(self, outputs: Any, inputs: object, **_: object) -> None:
         """A call of `torch.autograd.grad` on stand-ins. Raises where eager would leave the function."""
         if self.recorder.in_backward:
             return  # that of the function itself
@@ -334,7 +334,7 @@ class InnerGradients(Aspect):
         ]
 
 
-def _flat(value: Any) -> Sequence[Any]:
+def _flat(value: object) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 

@@ -506,7 +506,7 @@ def _own_copy(recorder: Recorder, entry: Entry) -> Entry:
     return copy
 
 
-def check_outputs(recorder: Recorder, run: Run, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+def check_outputs(recorder: Recorder, run: Run, leaves: Sequence[object], paths: Sequence[str]) -> None:
     """No backward writes to the function's results."""
     where = {root.storage: place for root, place in run.written}
     for leaf, path in zip(leaves, paths, strict=True) if where else ():

@@ -55,7 +55,7 @@ class Differentiation(RecordedBackward):
         results: Sequence[int],
         written: frozenset[int],
         case: BackwardCase,
-        at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
+        at_hand: Callable[[], tuple[Sequence[object], Sequence[object]]] = lambda: ((), ()),
     ) -> None:
         self.values = at_hand
         self.create_graph, self.pattern, self.kinds = case.create_graph, case.pattern, case.kinds
@@ -101,7 +101,7 @@ class Differentiation(RecordedBackward):
         finally:
             self.recorder.origins.forget()  # a backward's frame: its node holds this session's owner
 
-    def _at_hand(self) -> dict[int, Any]:
+    def _at_hand(self) -> dict[int, object]:
         """The call's real values by value number."""
         numbering = self.session.numbering
         saved, tangents = self.values()
@@ -272,7 +272,9 @@ def with_tangents(origin: ResumableTrace, kinds: Sequence[TangentKind]) -> Resum
     return dataclasses.replace(origin, output_slots=tuple(slots), tangent_specs=tuple(specs)) if kinds else origin
 
 
-def tangents_of(origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Sequence[torch.Tensor]) -> Iterator[Any]:
+def tangents_of(
+    origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Sequence[torch.Tensor]
+) -> Iterator[object]:
     """The tangents of the `kinds`, made of fakes of their plain tensors."""
     rest = iter(fakes)
     for kind in kinds:
@@ -286,19 +288,19 @@ def tangents_of(origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Seq
             yield opener().wrap(kind.spec, parts)
 
 
-def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[Any]) -> TensorSpec:
+def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[object]) -> TensorSpec:
     """The layout of a plain tensor in the tangent of a result with varying sizes."""
     own = _sizes_of_result(spec.shape, kind, shape)
     return TensorSpec(own, contiguous_strides(own), spec.dtype, spec.device)
 
 
-def _at_capture(spec: Any, kind: TangentKind, shape: Sequence[Any]) -> Any:
+def _at_capture(spec: Any, kind: TangentKind, shape: Sequence[object]) -> Any:
     """The spec with the sizes that it would have had when the function was captured."""
     own = tuple(map(concrete, _sizes_of_result(spec.shape, kind, shape)))
     inner = tuple(None if held is None else _at_capture(held, kind, shape) for held in spec.inner)
     return dataclasses.replace(spec, shape=own, stride=contiguous_strides(own), inner=inner)
 
 
-def _sizes_of_result(numbers: Sequence[int], kind: TangentKind, shape: Sequence[Any]) -> tuple[Any, ...]:
+def _sizes_of_result(numbers: Sequence[int], kind: TangentKind, shape: Sequence[object]) -> tuple[Any, ...]:
     places = [place_of_size(number, dim, kind.shape) for dim, number in enumerate(numbers)]
     return tuple(number if place is None else shape[place] for number, place in zip(numbers, places, strict=True))

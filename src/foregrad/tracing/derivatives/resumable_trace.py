@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -146,7 +146,7 @@ class Session(Host):
         name: str,
         recorder: Recorder,
         aspects: Aspects,
-        known: dict[int, tuple[Any, torch.Tensor]],
+        known: dict[int, tuple[Callable[[], object], torch.Tensor]],
         *,
         has_hooks: bool,
     ) -> None:

@@ -188,7 +188,7 @@ def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None
     return Handle(path, start.input, None, steps)
 
 
-def check_taken(recorder: Recorder, value: Value, base: Value, owners: Iterable[Any], path: str) -> None:
+def check_taken(recorder: Recorder, value: Value, base: Value, owners: Iterable[object], path: str) -> None:
     """Raise for a view, `value`, of `base`, if `requires_grad_()` or `detach_()` was called on a view between them, or
     on an owner after the view was taken. `owners`: the tensor that `base` was, and the one that this is a view of.
     """

@@ -84,7 +84,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
 # -------------------------------------------------------------------- outputs
 
 
-def _output(analysis: Analysis, leaf: Any, path: str) -> OutputInfo:
+def _output(analysis: Analysis, leaf: object, path: str) -> OutputInfo:
     inputs = analysis.inputs
     if isinstance(leaf, torch.SymFloat):
         value = analysis.recorder.decisions.numbers.entry_of(leaf)
@@ -208,13 +208,13 @@ def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
 # Results as Python objects: parameters among them, and attributes that the function set on them.
 
 
-def parameters_made(results: Sequence[Any], known: Container[Any]) -> list[MakeParameter]:
+def parameters_made(results: Sequence[object], known: Container[object]) -> list[MakeParameter]:
     """Effects for the results that are parameters which the function made; `known`: results that are inputs."""
     return [MakeParameter(EffectTarget(at)) for at, t in _made(results, known) if type(t) is torch.nn.Parameter]
 
 
 def attributes_set(
-    name: str, results: Sequence[Any], paths: Sequence[str], known: Container[Any]
+    name: str, results: Sequence[object], paths: Sequence[str], known: Container[object]
 ) -> list[GiveAttribute]:
     """An effect for each attribute that the function set on a result which it made."""
     found = [(at, key, value) for at, t in _made(results, known) for key, value in t.__dict__.items()]
@@ -227,7 +227,7 @@ def attributes_set(
     return [GiveAttribute(EffectTarget(at), key, value) for at, key, value in found]
 
 
-def _made(results: Sequence[Any], known: Container[Any]) -> list[tuple[int, torch.Tensor]]:
+def _made(results: Sequence[object], known: Container[object]) -> list[tuple[int, torch.Tensor]]:
     first = ById((t, at) for at, t in reversed(list(enumerate(results))) if is_stand_in(t))
     return [(at, t) for t, at in first.items() if t not in known]
 
@@ -245,7 +245,7 @@ class _Member:
     value: Value
 
 
-def tensor_outputs(analysis: Analysis, leaves: list[Any], paths: list[str]) -> dict[Storage, list[_Member]]:
+def tensor_outputs(analysis: Analysis, leaves: list[object], paths: list[str]) -> dict[Storage, list[_Member]]:
     """Outputs in memory that is no input's, by their storage; each tensor once."""
     recorder, inputs = analysis.recorder, analysis.inputs
     by_storage: dict[Storage, list[_Member]] = {}

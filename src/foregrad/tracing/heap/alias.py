@@ -378,7 +378,7 @@ class RunOnStorageCopies:
         self.__qualname__ = self.__name__
         self.__module__ = __name__
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
+    def __call__(self, *args: Any) -> tuple[object, ...]:
         count = len(self.memories)
         copies = [_copied(tensor, spec) for tensor, spec in zip(args[:count], self.memories, strict=True)]
         flat = [_flat(copy, spec) for copy, spec in zip(copies, self.memories, strict=True)]

@@ -121,7 +121,7 @@ class MetadataChanges:
         value.storage.changes.append(Change(self.log.note(Detach(-1), tensor, value), tensor))
         self.changed_at[tensor] = self.recorder.origins.here()
 
-    def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+    def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: object) -> Any:
         rec = self.recorder
         old = rec.value_of(tensor)
         had = old.root.spec

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,6 +47,9 @@ from ..tape.tape import Entry, Learned
 from ..values.sizes import SizeSymbols
 from .open_inputs import OpenInputs
 from .stand_ins import MemoryGroup, StandIns
+
+if TYPE_CHECKING:
+    from ...frontend.answers import PlacesRead, WalkedState
 
 aten = torch.ops.aten
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -184,7 +187,7 @@ class Inputs:
         self.as_they_are.update(found)
         return not self.reads.given.issuperset(map(id, found))
 
-    def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
+    def arguments(self, array_of: Callable[[Any], object], leaves: list[object], made: dict[int, object]) -> Arguments:
         """The containers that the function is called with, made of the `leaves`; `made` gets them by number."""
         with self.recorder:
             return self.call.arguments(leaves, functools.partial(self.wrappers.of_argument, array_of), made)
@@ -366,10 +369,10 @@ class GradientSource(Source):
 class TensorSources:
     """The sources of tensors that one run brings in. `where()`: the user's line; `state`: the run's reach."""
 
-    def __init__(self, reads: Any) -> None:
+    def __init__(self, reads: PlacesRead) -> None:
         self.reads = reads
         self.where: Callable[[], str]
-        self.state: Any
+        self.state: WalkedState
         self._added: ById[torch.Tensor, Source] = ById()
 
     def add(self, real: torch.Tensor, source: Source) -> None:
@@ -431,7 +434,7 @@ class HistoryChanges(Aspect):
         self._check_mark(tensor)
         return False
 
-    def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
+    def on_detach(self, tensor: torch.Tensor, run: Callable[[], object]) -> None:
         """`detach_` is called; `run` does it."""
         if is_wrapper(tensor):
             if tensor.requires_grad:
@@ -465,7 +468,7 @@ class HistoryChanges(Aspect):
             if base_of(other.real) is record.real:
                 raise changed_with_gradients(str(other.slot), user_line(self.recorder.origins.here()))
 
-    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
+    def returned(self, results: Sequence[object], paths: Sequence[str]) -> None:
         """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written
         themselves: autograd then bars most of their uses. And where an operator on lists wrote to a view twice: its
         history then differs from its base's.

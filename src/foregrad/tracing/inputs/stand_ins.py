@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -36,11 +35,11 @@ class NonLeaf(torch.autograd.Function):
     """A non-leaf twin of a leaf: it looks like a non-leaf argument, with its gradient taken at the leaf."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, twin: list[torch.Tensor]) -> torch.Tensor:
+    def forward(ctx: object, leaf: torch.Tensor, twin: list[torch.Tensor]) -> torch.Tensor:
         return twin[0]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: object, *gradients: object) -> tuple[object, None]:
         return gradients[0], None
 
 
@@ -113,7 +112,7 @@ class MemoryGroup:
         self._stand_ins, self._group, self._views = stand_ins, group, views
         self._bases: ById[torch.Tensor, InputRecord] = ById()  # by a tensor that members are differentiable views of
 
-    def place_bases(self, add: Callable[[InputRecord], Any], register: Callable[[InputRecord], None]) -> None:
+    def place_bases(self, add: Callable[[InputRecord], object], register: Callable[[InputRecord], None]) -> None:
         """Stand-ins of the members' bases. Bases that are no inputs yet are handed to `add`, and to `register` once
         they have stand-ins.
         """

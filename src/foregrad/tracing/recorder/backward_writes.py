@@ -154,7 +154,7 @@ class BackwardWrites:
 
     # ---------------------------------------------------------------- a write
 
-    def note(self, info: OpInfo, args: Any, kwargs: Any) -> None:
+    def note(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """An operator of the backward that writes, or may do so in hiding, is about to run."""
         if info.hidden_writes and not self.recorder.writes.happen_in_hiding(info, args):
             return
@@ -162,7 +162,7 @@ class BackwardWrites:
         targets = [given.get(info.argument_names[i]) for i in (*info.writes, *info.hidden_writes)]
         self.note_targets(tensors_in(targets), (args, kwargs), is_metadata=info.is_metadata_write)
 
-    def note_targets(self, targets: Sequence[torch.Tensor], arguments: Any, *, is_metadata: bool = False) -> None:
+    def note_targets(self, targets: Sequence[torch.Tensor], arguments: object, *, is_metadata: bool = False) -> None:
         """A write to the `targets`, by an operator with the `arguments`."""
         rec = self.recorder
         for tensor in targets:

@@ -9,7 +9,6 @@ a capture that finds many such objects begins with a full walk.
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 from ...locks import ProcessPatch
 
@@ -86,7 +85,7 @@ class Newborns:
         self._collections = _collections()
         self._ids: set[int] | None = None
 
-    def has(self, value: Any) -> bool | None:
+    def has(self, value: object) -> bool | None:
         """Whether an object is new; None: unknown."""
         if not gc.is_tracked(value):
             return True

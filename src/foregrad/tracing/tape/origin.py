@@ -38,7 +38,7 @@ class Origin:
     modules: tuple[tuple[str, str], ...]
     metadata: Mapping[str, Any] | None = None
     marked_call: int = 0
-    custom: Mapping[str, Any] | None = None
+    custom: Mapping[str, object] | None = None
 
     def text(self) -> str:
         """As in a traceback, outermost first: the form that `node.meta["stack_trace"]` has."""
@@ -61,14 +61,14 @@ class Origins:
         self.root = root
         self.modules: list[tuple[str, str]] = []
         self._marked_calls, self._calls = 0, [0]  # their count; of each call that runs, the innermost
-        self._last: tuple[Any, int, Origin] | None = None
+        self._last: tuple[object, int, Origin] | None = None
 
     def here(self) -> Origin:
         frame: Any = sys._getframe(1)
         custom = traceback.current_meta.get("custom")
         root, is_user, modules = self.root, _IS_USER, self.modules
         first: Any = None
-        metadata: Mapping[str, Any] | None = None
+        metadata: Mapping[str, object] | None = None
         frames: list[tuple[CodeType | _SourceLine, int]] = []
         while frame is not None:
             code = frame.f_code
@@ -134,7 +134,7 @@ def _is_users(code: CodeType) -> bool:
     return not (code.co_filename.startswith(_LIBRARIES) or is_house_code(code))
 
 
-def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]]) -> None:
+def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, object]]]) -> None:
     """Note that `code` was made of the user's: by line, the original stack (as in a traceback), and the facts about the
     line's node.
     """
