@@ -471,9 +471,10 @@ class Scan:
                     self._class_table(value).lacks(SPECIAL, value.__dict__)
                     options = values_of(value) if self.makes_up_names else ()
                     new = new.union(special_names(value), self._that_ran(value), options)
-                    if not (is_of_library(value) or now.names.isdisjoint(_GO_THROUGH)):
+                    goes_through = not now.names.isdisjoint(_GO_THROUGH)
+                    if (goes_through or self.makes_up_names) and not is_of_library(value):
                         self._class_table(value).keys = tuple(value.__dict__)
-                        new |= {name for name in value.__dict__ if name[:2] != "__"}
+                        new = new.union(name for name in value.__dict__ if goes_through and name[:2] != "__")
             else:
                 new = self._names_in_object(value, under)
             new -= done
@@ -510,6 +511,8 @@ class Scan:
         table = table_of(value)
         if isinstance(value, types.FunctionType):
             lacking = under.probed if id(value) in self._handed_on else frozenset()
+            if self.makes_up_names and id(value) in self._handed_on and type(table) is dict:
+                self.reads.place(table, "dict", value.__name__, "attr").keys = tuple(table)
             return lacking.union(table or () if self.makes_up_names else under.names.intersection(table or ()))
         defined = self._attributes_of(type(value))
         names = under.names if "__getattr__" in defined else defined & under.names | under.probed
@@ -518,7 +521,10 @@ class Scan:
         if table is None:
             return names
         if self.makes_up_names or isinstance(value, BAGS) or self._keeps_options(type(value)):
-            if type(table) is dict and not isinstance(value, threading.local):
+            if isinstance(value, threading.local):
+                ask = functools.partial(_names_in_own, value)
+                self.reads.ask(ask, f"a thread's attributes of a {type(value).__name__}", ask)
+            elif type(table) is dict:
                 place = self.reads.place(table, "dict", type(value).__name__, "attr")
                 place.keys = tuple(table)
             return names.union(table)
@@ -579,6 +585,10 @@ def _derived_from(cls: Any) -> int:
 
 def _size_of(cached: Any, _: Any) -> int:
     return int(cached.cache_info().currsize)
+
+
+def _names_in_own(value: threading.local, _: Any) -> frozenset[str]:
+    return frozenset(vars(value))
 
 
 def _factory_of(table: Any, _: Any) -> Any:
