@@ -29,14 +29,24 @@ class Model(nn.Module):
         return self.net(x)
 
 
-def difference(compiled: Callable[[nn.Module], Callable[..., torch.Tensor]], *, training: bool) -> float:
+class WithoutNorms(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            *[layer for layer in self.net if not isinstance(layer, (nn.LayerNorm, nn.BatchNorm1d))]
+        )
+
+
+def difference(
+    compiled: Callable[[nn.Module], Callable[..., torch.Tensor]], *, training: bool, model: type[Model] = Model
+) -> float:
     """The largest difference from eager over three seeds: of results, and of gradients and buffers in training."""
     worst = 0.0
     for seed in range(3):
         torch._dynamo.reset()
         found = []
         for make in (lambda module: module, compiled):
-            module = Model().train(training)
+            module = model().train(training)
             torch.manual_seed(seed)
             x = torch.randn(6, 12)
             with torch.set_grad_enabled(training):
@@ -141,12 +151,40 @@ def torch_mlir(door: str) -> Callable[[nn.Module], Callable[..., torch.Tensor]]:
     return lambda module: torch.compile(module, backend=made(fw_compiler=compiler, decompositions=table))
 
 
+def tinygrad(door: str) -> Callable[[nn.Module], Callable[..., torch.Tensor]]:
+    """The backend of its `extra/torch_backend`, from a checkout on the path; with `DEV=PYTHON` it needs no C compiler.
+
+    Results are on its own device. Its jit is left out: from the second call on it refuses results that are PyTorch's.
+    """
+    import tinygrad as package
+
+    package.TinyJit = lambda function: function
+    import extra.torch_backend.test_compile as client
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    def on_any_device(gm: fx.GraphModule, inputs: list[Any], *, fw_compiler: Any, **settings: Any) -> Any:
+        def compiler(*given: Any) -> Any:
+            return fw_compiler(*given)
+
+        compiler.any_device = True  # type: ignore[attr-defined]
+        return foregrad.aot_module_simplified(gm, inputs, fw_compiler=compiler, **settings)
+
+    client.aot_module_simplified = on_any_device if door == "foregrad" else aot_module_simplified
+
+    def compiled(module: nn.Module) -> Callable[..., torch.Tensor]:
+        run = torch.compile(module, backend="tiny")
+        return lambda x: run(x).cpu()
+
+    return compiled
+
+
 PROJECTS = {
     "openvino": ("openvino", openvino),
     "timm, memory_efficient_fusion": ("torch", timm),
     "deepspeed, partition and parameters": ("deepspeed", deepspeed),
     "IREE turbine": ("iree.turbine", iree),
     "torch-mlir, importer": ("torch_mlir", torch_mlir),
+    "tinygrad, its backend": ("extra.torch_backend.test_compile", tinygrad),
 }
 
 
@@ -168,7 +206,8 @@ def main() -> None:
             cells = []
             for door in ("PyTorch", "foregrad"):
                 try:
-                    cells.append(f"{difference(make(door), training=training):.1e}")
+                    model = WithoutNorms if make is tinygrad else Model  # its device has no kernels of norms
+                    cells.append(f"{difference(make(door), training=training, model=model):.1e}")
                 except Exception as error:  # a row says so
                     cells.append(type(error).__name__)
             print(f"{name:38}{'training' if training else 'forward':12}" + "".join(f"{cell:>12}" for cell in cells))

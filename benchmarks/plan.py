@@ -23,7 +23,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -32,12 +32,9 @@ from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from benchmarks.common import Section, write_results
-from benchmarks.eager_memory import recorded
 from foregrad.partitioners.policies import Policy
 from foregrad.planning import DEVICES
 from foregrad.planning.choices import borders_of, layer_of
-from foregrad.planning.kernels import AcceleratorKernels
-from foregrad.planning.replay import Script, reserved_by
 from foregrad.planning.step import loss_in, step_of
 from foregrad.planning.work import layers_of, work_of
 from tests.models.zoo import WITHOUT_ATTENTION, ZOO
@@ -208,11 +205,13 @@ class Language(nn.Module):
 SIZES = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}
 
 
-def absent(size: str, batch: int, length: int, layers: int | None = None) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def absent(
+    size: str, batch: int, length: int, layers: int | None = None, kind: type[Language] = Language
+) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """A model and its arguments on `meta`."""
     most, width, heads, inner = SIZES[size]
     with torch.device("meta"):
-        model = Language(layers or most, width, heads, inner).to(torch.bfloat16)
+        model = kind(layers or most, width, heads, inner).to(torch.bfloat16)
         tokens = torch.zeros(batch, length, dtype=torch.long)
         turns = torch.zeros(length, 1, width // heads // 2, dtype=torch.complex64)
     return model, (tokens, tokens, turns)
@@ -300,14 +299,22 @@ def selective_contexts() -> Any:
     return create_selective_checkpoint_contexts(choose)
 
 
-def checkpointed(module: nn.Module, x: torch.Tensor, turns: torch.Tensor, **settings: Any) -> Any:
-    """A layer under PyTorch's checkpointing, with the operators of a GPU."""
+class Checkpointed(Language):
+    """The model as torchtitan trains it: each layer under PyTorch's checkpointing."""
 
-    def layer(*args: Any) -> Any:
-        with AcceleratorKernels():
-            return module(*args)
+    settings: ClassVar[dict[str, Any]] = {}
 
-    return checkpoint(layer, x, turns, use_reentrant=False, preserve_rng_state=False, **settings)
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, turns, use_reentrant=False, preserve_rng_state=False, **self.settings)
+        return self.loss(self.head(self.norm(x)), labels)
+
+
+class Selective(Checkpointed):
+    """The same, by selective checkpointing."""
+
+    settings: ClassVar[dict[str, Any]] = {"context_fn": selective_contexts}
 
 
 PUBLISHED = {("8B", 8): {"eager": 82.4, "compiled": 77.0}, ("8B", 128): {"eager": 67.0, "compiled": 62.0}}
@@ -316,50 +323,45 @@ _PUBLISHED = (
     "GiB of a rank, beside benchmarks/llama3_h100_202412_torchtitan.md of pytorch/torchtitan: Llama 3.1, 8,192 tokens; 8B by "
     "FSDP, local batch 2, selective checkpointing; 70B by FSDP 32 and TP 8 (sequence parallel, loss parallel), local batch 16, "
     "full checkpointing. The published figures are the most that the allocator has *reserved*; torchtitan's script for one host "
-    "(8 ranks) sets expandable segments, its script for many does not, so that both are here. Nothing is fitted: allocations "
-    "are replayed by the allocator's rules, in two orders. The plan's: foregrad's halves, each value let go after its last "
-    "reader. Eager's: PyTorch's own step with its checkpointing and DTensor, recorded on `meta` (`benchmarks/eager_memory.py`), "
-    "where Python and autograd hold values longer. The compiled runs are eager outside of their layers: of 70B, in the loss, "
-    "which makes the peak. Float8 (70B) is in neither."
+    "(8 ranks) sets expandable segments, its script for many does not, so that both are here. Nothing is fitted: the "
+    "allocations of a choice of `foregrad.plan` are replayed by the allocator's rules (`plan.reserved`). The choice for eager "
+    "runs is `eager`, of the model with PyTorch's own checkpointing: Python and autograd hold values longer there. Compiled "
+    "layers let values go after their last reader, as foregrad's halves do: a policy that saves the same values. The compiled "
+    "runs are eager outside of their layers: of 70B, in the loss, which makes the peak, so that `eager` is the choice. Float8 "
+    "(70B) is in neither."
 )
 
 
 def published() -> Section:
-    """The table beside published runs: reserved in the plan's order, and in eager's."""
-    columns = ["model, ranks", "run", "order", "allocated", "reserved", "expandable", "by stream", "published", "off"]
+    """The table beside published runs: reserved in foregrad's order, and in eager's."""
+    columns = ["model, ranks", "run", "choice", "allocated", "reserved", "expandable", "by stream", "published", "off"]
     columns.append("off, expandable")
     section = Section("What plan foresees: published runs of torchtitan", _PUBLISHED, columns)
     for ranks in (8, 128):
         model, inputs = absent("8B", 2, 8192)
-        mesh = {"fsdp": ranks, "master_dtype": "float32", "reduce_dtype": "float32"}
-        policies = {"selective": selective(model, inputs)}
-        settings = {"device": "h100", "mesh": mesh, "policies": policies}
-        plan = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, **settings)
-        found = {"the plan's": reserved_both(plan, "selective")}
-        layer = functools.partial(checkpointed, context_fn=selective_contexts)
-        found["eager's"] = reserved_in(recorded(model, inputs, ranks, layer), plan)
+        settings = {"mesh": {"fsdp": ranks, "master_dtype": "float32", "reduce_dtype": "float32"}}
+        found = {
+            "selective": reserved_both("selective", model, inputs, {"selective": selective(model, inputs)}, **settings)
+        }
+        found["eager"] = reserved_both("eager", absent("8B", 2, 8192, kind=Selective)[0], inputs, {}, **settings)
         for run, theirs in PUBLISHED["8B", ranks].items():
             _published_rows(section, (f"8B, {ranks}", run), found, theirs)
     _published_rows(section, ("70B, 32 by 8", "compiled, float8"), split_70b(), 71.9)
     return section
 
 
-def reserved_in(script: Script, plan: Any) -> list[Any]:
-    """Of a recorded step, under the allocator's default, and under expandable segments."""
-    standing = plan.standing.pieces
-    return [reserved_by(script, standing, plan.optimizer, expandable=expandable) for expandable in (False, True)]
-
-
-def reserved_both(plan: Any, choice: str) -> list[Any]:
-    """Under the allocator's default, and under expandable segments."""
+def reserved_both(choice: str, model: nn.Module, inputs: Any, policies: dict[str, Any], **settings: Any) -> list[Any]:
+    """Of a plan's choice, under the allocator's default, and under expandable segments."""
+    settings |= {"optimizer": torch.optim.AdamW, "device": "h100", "policies": policies}
+    plan = foregrad.plan(model, *inputs, **settings)
     return [plan.reserved(choice, expandable=expandable) for expandable in (False, True)]
 
 
 def _published_rows(section: Section, title: tuple[str, str], found: dict[str, list[Any]], theirs: float) -> None:
-    for order, both in found.items():
+    for choice, both in found.items():
         ours = [one.reserved / GIB for one in both]
         streams = " + ".join(f"{count / GIB:.1f}" for count in both[0].by_stream.values())
-        cells = [*title, order, f"{both[0].allocated / GIB:.1f}", *(f"{one:.1f}" for one in ours)]
+        cells = [*title, choice, f"{both[0].allocated / GIB:.1f}", *(f"{one:.1f}" for one in ours)]
         cells += [streams, f"{theirs:.1f}", *(f"{one / theirs - 1:+.1%}" for one in ours)]
         section.add(cells, ours=ours, theirs=theirs)
         print("    ", *cells, flush=True)
@@ -370,15 +372,16 @@ def split_70b(layers: int = 80) -> dict[str, list[Any]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import loss_parallel
 
+    found = {}
     with foregrad.planning.fake_ranks(256, 0):
         mesh = init_device_mesh("cpu", (32, 8), mesh_dim_names=("fsdp", "tp"))
-        model, inputs = absent("70B", 16, 8192, layers)
-        split(model, mesh["tp"])
         ranks = {"fsdp": 32, "tp": 8, "master_dtype": "float32", "reduce_dtype": "float32"}
-        with loss_parallel():
-            found = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, device="h100", mesh=ranks)
-            script = recorded(model, inputs, 32, checkpointed)
-        return {"the plan's": reserved_both(found, "checkpoint each layer"), "eager's": reserved_in(script, found)}
+        for choice, kind in (("checkpoint each layer", Language), ("eager", Checkpointed)):
+            model, inputs = absent("70B", 16, 8192, layers, kind)
+            split(model, mesh["tp"])
+            with loss_parallel():
+                found[choice] = reserved_both(choice, model, inputs, {}, mesh=ranks)
+    return found
 
 
 def split(model: nn.Module, mesh: Any) -> None:

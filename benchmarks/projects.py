@@ -5,7 +5,8 @@
 
 The checkout is copied, the copy edited and run: meshes are on the CPU (`"cuda"` becomes `"cpu"`), the CPU passes for a
 GPU of a known kind, as cost models ask for one, and for ours each import of AOTAutograd names a module of foregrad's.
-Nothing else of the client changes. Prints how many tests pass and, by name, which pass with PyTorch's doors alone.
+Nothing else of the client changes. Prints how many tests pass, each that does not with its error and, by name, which
+pass with PyTorch's doors alone.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PROJECTS = {
     "autoparallel": (("autoparallel", "tests"), "tests/test_*.py"),
     "torchtitan": (("torchtitan",), "torchtitan/experiments/graph_trainer/tests/test_*.py"),
 }
-RESULT = re.compile(r"^(PASSED|FAILED|ERROR) (\S+)", re.MULTILINE)
+RESULT = re.compile(r"^(PASSED|FAILED|ERROR) (\S+)(?: - (.*))?", re.MULTILINE)
 
 
 def edited(text: str, *, ours: bool) -> str:
@@ -55,13 +56,16 @@ def results(checkout: Path, project: str, wanted: list[str], *, ours: bool) -> d
                 path.write_text(edited(path.read_text(encoding="utf-8"), ours=ours), encoding="utf-8")
         (Path(place) / "cpu_for_gpu.py").write_text(PLUGIN, encoding="utf-8")
         paths = [place, str(copy), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "COLUMNS": "300"}
         for path in wanted or sorted(str(p.relative_to(copy)) for p in copy.glob(tests)):
             command = [sys.executable, "-m", "pytest", path, "-q", "-rA", "-p", "cpu_for_gpu", "-p", "no:cacheprovider"]
             done = subprocess.run(  # one process a file: some leave a process group behind
                 [*command, "--show-capture=no"], cwd=copy, env=environment, capture_output=True, text=True, check=False
             )
-            found |= {name: result for result, name in RESULT.findall(done.stdout)}
+            for result, name, why in RESULT.findall(done.stdout):
+                found[name] = result
+                if result != "PASSED":
+                    print(f"  {result.lower()}: {name}: {why}")
             print(f"  {path}: {sum(1 for name in found if name.startswith(path))} tests", flush=True)
     return found
 

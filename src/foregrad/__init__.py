@@ -200,7 +200,8 @@ _HOMES = {
     "tools.verification.report": "Verification VerificationError",
     "tools.verification.verify": "verify",
 }
-# What annexes give to the core, by seam, as `module:name`: see `annexes.py`. Captures ask their subjects in this order.
+# The contributions of annexes to the core, by seam, as `module:name`: see `annexes.py`. Captures ask their subjects in
+# this order.
 ANNEXES = {
     "subjects of a capture": [
         "foregrad.python.settings",
@@ -225,6 +226,7 @@ ANNEXES = {
     ],
     "calls under transforms": ["foregrad.transforms.calls:LayeredCalls"],
     "classes of constants": ["foregrad._torch.distributed:GROUPS"],
+    "effects in files": ["foregrad.planning.asked"],
     "graphs compiled in parts": [
         "foregrad.regions.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",
@@ -247,14 +249,14 @@ ANNEXES = {
     "what a first compiled graph waits for": ["foregrad._torch.inductor:get_ready"],
     "graphs compiled elsewhere": ["foregrad.store.later.successor:later_for"],
 }
-# As `foregrad.graph`, without an import of it.
+# As `foregrad.graph`, without importing it.
 _PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 if not TYPE_CHECKING:  # so that type checkers find names that there are not
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name == "default_decompositions":  # not kept: a fresh table for each who asks
             from .fusion import default_decompositions
 

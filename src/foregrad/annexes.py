@@ -28,7 +28,7 @@ def given(seam: str) -> tuple[Any, ...]:
 def _load(place: str) -> Any:
     module, _, name = place.partition(":")
     try:
-        loaded = importlib.import_module(module)  # waits where another thread is importing it
+        loaded = importlib.import_module(module)  # waits while a second thread imports the module
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith(f"{_PACKAGE}."):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,7 +16,7 @@ from torch import fx, nn
 from ._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode, fake_mode_of
 from ._torch.graph_tools import activation_budget
 from ._torch.graphs import make_code
-from ._torch.ops import is_opaque
+from ._torch.ops import is_opaque, is_opaque_reference
 from ._torch.symbols import new_symbolic_integer, shape_env, symbolic_context_of
 from ._torch.tensors import is_wrapper_subclass
 from .annexes import the_one
@@ -51,7 +52,7 @@ class SharedInputsError(UnsupportedError):
     """Inputs of a function without guards share memory, and one is written to."""
 
 
-def refuse_unsupported(static_argnums: Any = None, disable_functionalization: bool = False) -> None:
+def refuse_unsupported(static_argnums: object = None, disable_functionalization: bool = False) -> None:
     """Raise for arguments of AOTAutograd's that are given and can't be granted."""
     if static_argnums is not None:
         raise RuntimeError("static_argnums is not supported: leave it out, plain values are guarded by themselves.")
@@ -79,24 +80,24 @@ def make_pipeline(
 
 
 def _within_activation_budget(
-    joint: fx.GraphModule, inputs: Any, **facts: Any
+    joint: fx.GraphModule, inputs: object, **facts: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The min-cut partition, within `torch._functorch.config.activation_memory_budget` if that is set."""
     budget = activation_budget()
     if budget >= 1:
         return min_cut_rematerialization_partition(joint, inputs, **facts)
-    halves: tuple[fx.GraphModule, fx.GraphModule] = the_one("memory budgets").partition_within(budget)(
-        joint, inputs, **facts
+    halves: tuple[fx.GraphModule, fx.GraphModule] = the_one("memory budgets").saving_partition(
+        joint, inputs, fraction=budget, **facts
     )
     return halves
 
 
 def aot_function(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
-    partition_fn: Callable[..., Any] = default_partition,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    partition_fn: Callable[..., object] = default_partition,
+    decompositions: Mapping[object, Callable[..., object]] | None = None,
     num_params_buffers: int = 0,
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
@@ -105,8 +106,8 @@ def aot_function(
     enable_log: bool = True,
     disable_functionalization: bool = False,
     _disable_torch_fn_metadata_mode: bool = False,
-    hasher_type: Any = None,
-    static_argnums: Any = None,
+    hasher_type: object = None,
+    static_argnums: object = None,
 ) -> Callable[..., Any]:
     """Compile `fn`: its forward with `fw_compiler`, its backward with `bw_compiler` (by default the same compiler).
 
@@ -150,7 +151,7 @@ def aot_function(
     return compile_function(fn, pipeline, dynamic=dynamic, on_unsupported="raise")
 
 
-def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+def aot_module(mod: nn.Module, *args: object, **kwargs: object) -> nn.Module:
     """Compile a module; `args` and `kwargs` as for `aot_function`.
 
     The result is a module of its class over its state, as from `foregrad.compile`; a copy has a state of its
@@ -208,23 +209,23 @@ def _way(name: str, table: str) -> tuple[tuple[str, Any], ...]:
 
 def aot_module_simplified(
     mod: nn.Module,
-    args: Sequence[Any],
+    args: Sequence[object],
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
-    partition_fn: Callable[..., Any] = default_partition,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    partition_fn: Callable[..., object] = default_partition,
+    decompositions: Mapping[object, Callable[..., object]] | None = None,
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
-    compiler_config_extra: Any = None,
+    compiler_config_extra: object = None,
     ignore_shape_env: bool = False,
     disable_functionalization: bool = False,
     pre_grad_passes: Callable[..., Any] | None = None,
     compile_region_name: str | None = None,
     *,
-    cudagraphs: Any = None,
-    boxed_forward_device_index: Any = None,
-    hasher_type: Any = None,
-    static_argnums: Any = None,
+    cudagraphs: object = None,
+    boxed_forward_device_index: object = None,
+    hasher_type: object = None,
+    static_argnums: object = None,
 ) -> Callable[..., Any]:
     """Compile `mod` at once for example arguments (real or fake), without guards: for front ends with their own guards.
 
@@ -261,19 +262,21 @@ def aot_module_simplified(
         inference_compiler,
         lifted=named_sources(mod),
     )
-    call = flatten_call(returning_sequence(mod, "aot_module_simplified"), tuple(args), {})
+    function = returning_sequence(mod, "aot_module_simplified")
     name = compile_region_name or type(mod).__name__
-    try:
-        forward, _ = compile_unguarded(call, pipeline, name)
-    except SharedInputsError:  # how they share it is guarded
-        dispatcher = Dispatcher(call.function, pipeline, config.value, name, on_unsupported="raise")
+    forward = None
+    if not any(map(is_opaque_reference, args)):
+        with contextlib.suppress(SharedInputsError):
+            forward, _ = compile_unguarded(flatten_call(function, tuple(args), {}), pipeline, name)
+    if forward is None:  # which objects they are, and how they share memory, is guarded
+        dispatcher = Dispatcher(function, pipeline, config.value, name, on_unsupported="raise")
         forward = functools.partial(Dispatcher.__call__, dispatcher)
     of_module = "zero_grad", "named_parameters", "named_buffers"
     attributed(forward, **{name: getattr(mod, name) for name in of_module})
     return forward
 
 
-def _in_the_order_of_2_11(function: Callable[..., Any]) -> Callable[..., Any]:
+def _in_the_order_of_2_11(function: Callable[..., object]) -> Callable[..., Any]:
     """`function` with the positional parameters of PyTorch 2.11."""
     signature = inspect.signature(function)
     ahead = [*signature.parameters][: list(signature.parameters).index("compiler_config_extra")]
@@ -283,7 +286,7 @@ def _in_the_order_of_2_11(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = signature.replace(parameters=[*positional, *named])
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return function(**signature.bind(*args, **kwargs).arguments)
 
     return attributed(call, __signature__=signature)
@@ -293,10 +296,10 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
     aot_module_simplified = _in_the_order_of_2_11(aot_module_simplified)
 
 
-def returning_sequence(mod: Callable[..., Any], entry_point: str) -> Callable[..., Any]:
+def returning_sequence(mod: Callable[..., object], entry_point: str) -> Callable[..., Any]:
     """`mod` with a check that its result is a tuple or list, as front ends with their own guards promise."""
 
-    def call_module(*inner: Any) -> Any:
+    def call_module(*inner: object) -> object:
         out = mod(*inner)
         if not isinstance(out, (tuple, list)):
             raise RuntimeError(
@@ -408,7 +411,7 @@ compiled_module = aot_module
 # What comes in from a front end, made into fakes: `construct_fake_mode`, `process_inputs`.
 #
 # The names and parameters are AOTAutograd's. The fakes may be given to `aot_module_simplified`, whose graphs are then
-# right for every call that meets the conditions in the mode's `ShapeEnv`; to check those is the front end's part.
+# right for every call that meets the conditions in the mode's `ShapeEnv`; the front end checks these conditions.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -431,7 +434,7 @@ class FakifiedFlatArgs(list[Any]):
     """Flat inputs, with a fake for every tensor."""
 
 
-def construct_fake_mode(flat_args: Sequence[Any], aot_config: Any) -> tuple[FakeTensorMode, Any]:
+def construct_fake_mode(flat_args: Sequence[object], aot_config: Any) -> tuple[FakeTensorMode, object]:
     """(fake mode, its `ShapeEnv` or None): that of the fakes given or of the trace going on, else a new one.
 
     Examples:
@@ -448,10 +451,10 @@ def construct_fake_mode(flat_args: Sequence[Any], aot_config: Any) -> tuple[Fake
 
 
 def process_inputs(
-    flat_args: Sequence[Any],
-    aot_config: Any,
+    flat_args: Sequence[object],
+    aot_config: object,
     fake_mode: FakeTensorMode,
-    shape_env: Any,
+    shape_env: object,
     ignore_shape_env: bool = False,
 ) -> FakifiedFlatArgs:
     """A fake of `fake_mode` for each tensor and, with a `shape_env`, a symbolic integer for each Python integer.
@@ -476,7 +479,7 @@ def process_inputs(
         )
 
 
-def _converted(index: int, value: Any, config: Any, mode: FakeTensorMode, env: Any) -> Any:
+def _converted(index: int, value: object, config: Any, mode: FakeTensorMode, env: object) -> object:
     if type(value) is int and env is not None and not config.is_export:
         return new_symbolic_integer(env, value, f"sym_{index}")
     if not isinstance(value, torch.Tensor):
@@ -509,6 +512,6 @@ def _converted(index: int, value: Any, config: Any, mode: FakeTensorMode, env: A
     )
 
 
-def _class_name(value: Any) -> str:
+def _class_name(value: object) -> str:
     name = getattr(value, "_type", None)
     return str(name().qualified_name()) if callable(name) else f"{type(value).__module__}.{type(value).__qualname__}"

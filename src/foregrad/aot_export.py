@@ -61,7 +61,7 @@ class GraphSignature:
     parameters: list[str]
     buffers: list[str]
     user_inputs: list[str]
-    user_outputs: list[Any]
+    user_outputs: list[object]
     inputs_to_parameters: dict[str, str]
     inputs_to_buffers: dict[str, str]
     buffers_to_mutate: dict[str, str]
@@ -76,14 +76,14 @@ class GraphSignature:
 
 def aot_export_module(
     mod: nn.Module,
-    args: Iterable[Any],
+    args: Iterable[object],
     *,
     decompositions: Decompositions = None,
     trace_joint: bool,
     output_loss_index: int | None = None,
     pre_dispatch: bool = False,
     dynamic_shapes: bool | None = None,
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, object] | None = None,
 ) -> tuple[fx.GraphModule, GraphSignature]:
     """The graph of a module, with parameters and buffers as inputs, and the meaning of its inputs and outputs.
 
@@ -105,24 +105,26 @@ def aot_export_module(
         raise RuntimeError("a joint graph needs output_loss_index, the position of the loss among the results")
     make_code(mod)
     args = tuple(args)
-    call = flatten_call(mod.forward, args, kwargs or {})
+    call = _apart(flatten_call(mod.forward, args, kwargs or {}))
     sources = named_sources(mod)
     name, dynamic = type(mod).__name__, bool(dynamic_shapes)
     joint = _capture(call, name, decompositions, sources, dynamic=dynamic, grad=trace_joint)  # or a refusal by name
     if pre_dispatch:
         above = the_one("operators above autograd")
-        call = flatten_call(above.above_autograd(mod, call, dynamic=dynamic), args, kwargs or {})
+        call = dataclasses.replace(call, function=above.above_autograd(mod, call, dynamic=dynamic))
         whole = functools.partial(above.WholeOperators, decompositions or {})
         joint = _capture(call, name, decompositions, sources, dynamic=dynamic, grad=False, around=whole)
-    writer = _JointWriter(joint, "arg{}_1")
+    writer = _JointWriter(joint, call, "arg{}_1", lifted=len(sources), constants=pre_dispatch)
     loss = writer.loss(output_loss_index) if trace_joint else None
     module = writer.module(gradients=trace_joint)
+    if loss is not None and writer.results[output_loss_index or 0].meta["val"].numel() != 1:  # a view of a scalar
+        raise RuntimeError(f"the result at {output_loss_index}, named as the loss, is no scalar")
     return module, writer.signature_of(call, output_loss_index if loss is not None else None)
 
 
 def aot_export_joint_simple(
-    func: Callable[..., Any],
-    args: Sequence[Any],
+    func: Callable[..., object],
+    args: Sequence[object],
     *,
     trace_joint: bool,
     num_params_buffers: int = 0,
@@ -142,7 +144,7 @@ def aot_export_joint_simple(
         ['primals_1', 'tangents_1']
     """
     del num_params_buffers
-    call = flatten_call(func, tuple(args), {})
+    call = _apart(flatten_call(func, tuple(args), {}))
     if not all(child.kind == "leaf" for child in call.tree.children[0].children):
         raise UnsupportedError("aot_export_joint_simple takes tensors that are not nested")
     joint = _capture(
@@ -157,11 +159,20 @@ def aot_export_joint_simple(
         raise UnsupportedError(
             "aot_export_joint_simple takes functions that return neither arguments nor views of arguments"
         )
-    writer = _JointWriter(joint, "primals_{}" if trace_joint else "arg{}_1", first=int(trace_joint))
+    writer = _JointWriter(joint, call, "primals_{}" if trace_joint else "arg{}_1", int(trace_joint))
     module = writer.module(gradients=trace_joint, tangents=trace_joint)
     if not trace_joint:
         return module
-    return with_nested_arguments(module, len(signature.inputs), len(signature.gradients.differentiable))
+    return with_nested_arguments(module, len(writer.all_inputs), len(signature.gradients.differentiable))
+
+
+def _apart(call: FlatCall) -> FlatCall:
+    """The call with a tensor of its own for each place: a caller of the graph may give different ones."""
+    leaves = [
+        leaf if i == first else leaf.detach().requires_grad_(leaf.requires_grad)
+        for i, (first, leaf) in enumerate(zip(call.first_of, call.leaves, strict=True))
+    ]
+    return dataclasses.replace(call, leaves=tuple(leaves), first_of=tuple(range(len(leaves))))
 
 
 def _capture(
@@ -172,7 +183,7 @@ def _capture(
     *,
     dynamic: bool,
     grad: bool,
-    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> JointGraph:
     from .tracing.capture import capture_call  # late, as in the pipeline
     from .tracing.parts import Options
@@ -221,20 +232,45 @@ def inexpressible(s: Signature, *, checks: bool) -> str:
 class _JointWriter:
     """Writes a joint graph anew, with the inputs and outputs that callers of AOTAutograd expect."""
 
-    def __init__(self, joint: JointGraph, inputs: str, first: int = 0) -> None:
+    def __init__(
+        self,
+        joint: JointGraph,
+        call: FlatCall,
+        inputs: str,
+        first: int = 0,
+        *,
+        lifted: int = 0,
+        constants: bool = False,
+    ) -> None:
+        """`lifted`: how many parameters and buffers come first. `constants`: all others belong to the graph."""
         self.joint, self.signature = joint, joint.signature
         self.graph = fx.Graph()
         self.made: dict[fx.Node, fx.Node] = {}
         self.old_outputs = joint.outputs()
         placeholders = joint.placeholders()
         self.count = len(self.signature.inputs)
-        self.inputs = [self._input(n, inputs.format(i + first)) for i, n in enumerate(placeholders[: self.count])]
+        infos = list(zip(self.signature.inputs, placeholders, strict=False))
+        others = [node for info, node in infos if info.argument is None]
+        by_leaf = {info.argument: node for info, node in infos}
+        leaves = [by_leaf.get(i, leaf) for i, leaf in enumerate(call.leaves)]
+        wanted = [*others[:lifted], *leaves, *([] if constants else others[lifted:])]
+        self.all_inputs = [self._input(node, inputs.format(i)) for i, node in enumerate(wanted, first)]
+        for number, (info, node) in enumerate(infos):
+            if node not in self.made:
+                setattr(joint.module, f"_tensor_constant{number}", info.source.get().detach())
+                self.made[node] = self.graph.get_attr(f"_tensor_constant{number}")
+                self.made[node].meta = node.meta
+        self.inputs = [self.made[node] for _, node in infos]
         self.tangents = placeholders[self.count :]
         self.seed: int | None = None
 
-    def _input(self, node: fx.Node, name: str) -> fx.Node:
-        copy = self.made[node] = self.graph.placeholder(name)
-        copy.meta = node.meta
+    def _input(self, node: Any, name: str) -> fx.Node:
+        """A placeholder for an input of the joint graph, or for a plain value among the arguments: a constant."""
+        copy = self.graph.placeholder(name)
+        if isinstance(node, fx.Node):
+            self.made[node], copy.meta = copy, node.meta
+        else:
+            copy.meta["val"] = node
         return copy
 
     def loss(self, index: int | None) -> int:
@@ -242,7 +278,7 @@ class _JointWriter:
         assert index is not None
         outputs: Signature = self.signature
         info = outputs.structure.outputs[index] if 0 <= index < len(outputs.structure.outputs) else None
-        position = info.output if isinstance(info, Handle) and not info.steps else None
+        position = info.output if isinstance(info, Handle) else None
         if position is None or position not in outputs.gradients.differentiable:
             raise RuntimeError(f"the result at {index}, named as the loss, requires no gradients")
         if outputs.graph_outputs.specs[position].shape not in ((), (1,)):
@@ -278,7 +314,7 @@ class _JointWriter:
     def _checks(self) -> None:
         """Operators without results, which check values or print, in their order at the end of the forward."""
 
-        def value(argument: Any) -> Any:
+        def value(argument: object) -> Any:
             if isinstance(argument, Given):
                 return self.inputs[argument.input]
             if isinstance(argument, Result):
@@ -302,7 +338,7 @@ class _JointWriter:
         copy = self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
         copy.meta = node.meta
 
-    def _of(self, node: Any) -> Any:
+    def _of(self, node: object) -> Any:
         if isinstance(node, fx.Node) and node not in self.made:  # the tangent of the loss
             assert self.seed is not None
             loss = self.made[self.old_outputs[self.seed]]
@@ -329,10 +365,10 @@ class _JointWriter:
         return base
 
     def signature_of(self, call: FlatCall, loss: int | None) -> GraphSignature:
-        names = [node.name for node in self.inputs]
-        slots = [info.slot for info in self.signature.inputs]
-        parameters = {n: s.name for n, s in zip(names, slots, strict=True) if isinstance(s, Param)}
-        buffers = {n: s.name for n, s in zip(names, slots, strict=True) if isinstance(s, Buffer)}
+        names, every = [node.name for node in self.inputs], [node.name for node in self.all_inputs]
+        slots = [(n, i.slot) for n, i in zip(names, self.signature.inputs, strict=True) if n in every]
+        parameters = {n: s.name for n, s in slots if isinstance(s, Param)}
+        buffers = {n: s.name for n, s in slots if isinstance(s, Buffer)}
         mutated = [(node.name, update.input) for node, update in zip(self.updated, self._updates(), strict=True)]
         backward = None
         if loss is not None:
@@ -345,14 +381,14 @@ class _JointWriter:
         return GraphSignature(
             list(parameters.values()),
             list(buffers.values()),
-            [n for n in names if n not in parameters and n not in buffers],
+            [n for n in every if n not in parameters and n not in buffers],
             [node.name if isinstance(node, fx.Node) else node for node in self.results],
             parameters,
             buffers,
             {name: buffers[names[i]] for name, i in mutated if names[i] in buffers},
             {name: parameters[names[i]] for name, i in mutated if names[i] in parameters},
             {name: names[i] for name, i in mutated if names[i] not in buffers and names[i] not in parameters},
-            _spec(call.tree, len(names) - call.tree.size),
+            _spec(call.tree, len(every) - call.tree.size),
             _spec(self.signature.structure.output_spec),
             backward,
         )

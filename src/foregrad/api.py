@@ -103,7 +103,7 @@ def compile(  # type: ignore[overload-overlap]
     partition: str | PartitionFn | Policy | None = ...,
     memory_budget: int | float | str | Limit | None = ...,
     dynamic: bool | None = ...,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
+    decompositions: Mapping[object, Callable[..., object]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
 ) -> M: ...
@@ -117,7 +117,7 @@ def compile(
     partition: str | PartitionFn | Policy | None = ...,
     memory_budget: int | float | str | Limit | None = ...,
     dynamic: bool | None = ...,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
+    decompositions: Mapping[object, Callable[..., object]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
 ) -> CompiledCallable[P, R]: ...
@@ -131,7 +131,7 @@ def compile(
     partition: str | PartitionFn | Policy | None = ...,
     memory_budget: int | float | str | Limit | None = ...,
     dynamic: bool | None = ...,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
+    decompositions: Mapping[object, Callable[..., object]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
 ) -> _Decorator: ...
@@ -139,12 +139,12 @@ def compile(
 
 def compile(
     fn_or_module: Any = None,
-    *more: Any,
+    *more: object,
     backend: BackendSpec = "auto",
     partition: str | PartitionFn | Policy | None = None,
     memory_budget: int | float | str | Limit | None = None,
     dynamic: bool | None = None,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    decompositions: Mapping[object, Callable[..., object]] | None = None,
     on_unsupported: str | None = None,
     regions: bool | str = "auto",
     **others: Any,
@@ -235,7 +235,7 @@ def pipeline_for(
     partition: str | PartitionFn | Policy | None = None,
     memory_budget: int | float | str | Limit | None = None,
     decompositions: Any = None,
-    inductor_settings: Mapping[str, Any] | None = None,
+    inductor_settings: Mapping[str, object] | None = None,
     regions: bool | str = "auto",
 ) -> Pipeline:
     """The pipeline for the arguments of `compile`. `inductor_settings` are in force while Inductor compiles."""
@@ -305,7 +305,7 @@ def compile_module(
     return make_compiled_module(module, dispatcher, recipe)
 
 
-def explain_recompiles(fn: Any) -> Recompiles:
+def explain_recompiles(fn: object) -> Recompiles:
     """Every compilation of a compiled function or module so far, with its reasons, and under `.eager` the calls that
     ran eagerly, with reasons and counts; `str()` gives a report.
 
@@ -332,7 +332,7 @@ def explain_recompiles(fn: Any) -> Recompiles:
     return dispatcher.recompiles()
 
 
-def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
+def capture(fn: Callable[..., object], *args: Any, **kwargs: object) -> JointGraph:
     """The joint graph of `fn` for the given arguments; nothing runs for real. Its `str()` is Python.
 
     Parameters and arguments may have no values: they are on `meta`, or fakes. Branches on values are refused then.
@@ -356,7 +356,7 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     with without_fake_mode():
         while True:
             try:
-                call = SizesSeen(dynamic=False).observe(flatten_call(function, args, kwargs, objects=objects), ())
+                call = SizesSeen(dynamic=False).seen(flatten_call(function, args, kwargs, objects=objects), ())
                 joint = capture_call(dataclasses.replace(call, fills_caches=fills), Options(name)).joint
                 if call.dynamic:
                     check_marked(call, joint, name)
@@ -400,7 +400,7 @@ def partition(
 
 
 # -------------------------------------------------------------------- arguments
-# What `compile` says of arguments that mean something elsewhere, or nothing: what to write.
+# Advice for arguments that have a meaning elsewhere, or none.
 
 
 _KEYWORDS = "backend partition memory_budget dynamic decompositions on_unsupported regions".split()
@@ -408,7 +408,7 @@ _OF_INDUCTOR = (
     'write torch.compile(model, backend="foregrad", {}=...), or hand Inductor\'s settings over: '
     'foregrad.compile(model, backend=InductorCompiler({{"max_autotune": True}})), from foregrad.inductor.backend'
 )
-# Keywords of torch.compile's and of others' -> what to write.
+# Keywords of torch.compile and similar functions -> the words to write instead.
 _ELSEWHERE = {
     "fullgraph": "foregrad makes a single graph of a function, or runs the call eagerly; for an error instead, write "
     'on_unsupported="raise"',
@@ -425,7 +425,7 @@ _ELSEWHERE = {
 
 
 def check_arguments(
-    target: Any, dynamic: Any, on_unsupported: Any, others: Mapping[str, Any], regions: Any = "auto"
+    target: object, dynamic: object, on_unsupported: object, others: Mapping[str, object], regions: object = "auto"
 ) -> None:
     """Raise `TypeError` or `ValueError` for arguments that `compile` does not take."""
     for name in others:

@@ -31,7 +31,7 @@ def value_and_grad(
     has_aux: Literal[False] = ...,
     *,
     create_graph: bool = ...,
-    **settings: Any,
+    **settings: object,
 ) -> Callable[P, tuple[R, Any]]: ...
 
 
@@ -42,28 +42,28 @@ def value_and_grad(
     *,
     has_aux: Literal[True],
     create_graph: bool = ...,
-    **settings: Any,
+    **settings: object,
 ) -> Callable[P, tuple[tuple[R, Aux], Any]]: ...
 
 
 @overload
 def value_and_grad(
-    fn: Callable[P, Any],
+    fn: Callable[P, object],
     argnums: int | Sequence[int] | None = ...,
     has_aux: bool = ...,
     *,
     create_graph: bool = ...,
-    **settings: Any,
+    **settings: object,
 ) -> Callable[P, tuple[Any, Any]]: ...
 
 
 def value_and_grad(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     argnums: int | Sequence[int] | None = 0,
     has_aux: bool = False,
     *,
     create_graph: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> Callable[..., Any]:
     """A function that returns the value of `fn` and its gradient, `value, gradient`, computed by a single graph.
 
@@ -91,7 +91,7 @@ def value_and_grad(
     """
     variables = _Variables(fn, argnums)
 
-    def both(keep: bool, /, *args: Any, **kwargs: Any) -> Any:
+    def both(keep: bool, /, *args: object, **kwargs: object) -> Any:
         with torch.enable_grad():
             args, leaves, packed = variables.of(args, keep)
             value, aux = _split(fn(*args, **kwargs), has_aux)
@@ -111,7 +111,7 @@ def hessian_vector_product(
     argnums: int | Sequence[int] | None = 0,
     *,
     create_graph: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> Callable[..., Any]:
     """A function of `(*args, vector)` that returns the product of the Hessian of `fn` at `args` with the vector.
 
@@ -158,11 +158,11 @@ def hessian_vector_product(
     return _compiled(product, f"hessian_vector_product of {variables.name}", create_graph, settings)
 
 
-def _compiled(function: Callable[..., Any], name: str, keep: bool, settings: dict[str, Any]) -> Callable[..., Any]:
+def _compiled(function: Callable[..., object], name: str, keep: bool, settings: dict[str, Any]) -> Callable[..., Any]:
     """`function(keep, *args, **kwargs)` compiled, called with `keep`, or under a transform with True."""
 
-    def one(*args: Any, **kwargs: Any) -> Any:
-        # While it is captured: whether a transform is on is among what every graph is guarded by.
+    def one(*args: Any, **kwargs: object) -> Any:
+        # While it is captured: every graph is guarded by whether a transform is on.
         differentiated = transforms_active() or forward_ad._current_level >= 0
         return function(keep or differentiated, *args, **kwargs)
 
@@ -221,7 +221,7 @@ def _variable(leaf: torch.Tensor, keep: bool) -> torch.Tensor:
     return leaf.detach().requires_grad_()
 
 
-def _split(result: Any, has_aux: bool) -> tuple[Any, Any]:
+def _split(result: object, has_aux: bool) -> tuple[Any, Any]:
     if not has_aux:
         return result, None
     if not isinstance(result, tuple) or len(result) != 2:
@@ -229,12 +229,12 @@ def _split(result: Any, has_aux: bool) -> tuple[Any, Any]:
     return result
 
 
-def _detached(value: Any) -> Any:
+def _detached(value: object) -> Any:
     leaves, tree = flatten(value)
     return tree.unflatten([leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
 
 
-def _check_value(value: Any) -> None:
+def _check_value(value: object) -> None:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"the function returns {a_name(type(value).__name__)}, not a tensor")
     if value.numel() != 1 or value.is_complex():

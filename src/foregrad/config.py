@@ -32,10 +32,23 @@ class Config:
 
     path_limit: int = 16
     """How many graphs one compiled function may hold for the outcomes of its branches on values. Past it, calls with
-    further outcomes run eagerly."""
+    further outcomes run eagerly. A derivative may hold as many for its own branches, and for other kinds of incoming
+    gradients; past it, it raises."""
+
+    single_use_limit: int = 8
+    """How many graphs in a row may serve one call each, since a value differs in each call, or none, since a branch
+    does. Past it, such calls run eagerly. So do calls that fill a cache so many times in a row."""
 
     error_on_recompile_limit: bool = False
     """Raise at the limits above, instead of running eagerly."""
+
+    vain_limit: int = 32
+    """How many more graphs may run in vain, for a branch that goes the other way, than serve calls. Past it, no graph
+    that branches on values is tried."""
+
+    refusal_limit: int = 8
+    """How many kinds of calls (by the arguments' types, dtypes, dimensions, flags) that can't be compiled one compiled
+    function tells apart. Past it, every call that fits no graph runs eagerly."""
 
     higher_order: bool = True
     """Keep the means to differentiate a compiled function again (create_graph=True): the fake tensors of its capture,
@@ -91,11 +104,14 @@ class _Holder:
 
     value: Config
 
-    if TYPE_CHECKING:  # the settings once more, which can be assigned here
+    if TYPE_CHECKING:  # the settings once more: here they can be assigned
         check: bool
         recompile_limit: int
         path_limit: int
+        single_use_limit: int
         error_on_recompile_limit: bool
+        vain_limit: int
+        refusal_limit: int
         higher_order: bool
         on_unsupported: str
         progress: bool | None
@@ -108,11 +124,11 @@ class _Holder:
 
     else:  # hidden from type checkers, so that they find misspelt settings
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             self._check_name(name)
             return getattr(self.value, name)
 
-        def __setattr__(self, name: str, setting: Any) -> None:
+        def __setattr__(self, name: str, setting: object) -> None:
             self._check_name(name)
             object.__setattr__(self, "value", dataclasses.replace(self.value, **{name: setting}))
 
@@ -126,7 +142,7 @@ class _Holder:
         return [f.name for f in dataclasses.fields(Config)]
 
     @contextlib.contextmanager
-    def override(self, **settings: Any) -> Iterator[None]:
+    def override(self, **settings: object) -> Iterator[None]:
         """Context: these settings in force, the former ones back afterwards."""
         before = self.value
         try:

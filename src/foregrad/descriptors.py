@@ -160,7 +160,7 @@ def _of_whole(desc: Any, field: str, part: str) -> Any:
     return None if whole is None else getattr(classes(), part)(whole, desc.attr)
 
 
-# ------------------------------------------------------------------------------------------------------ making of them
+# ------------------------------------------------------------------------------------------------- making descriptors
 
 
 def gradient_of(desc: Any) -> Any:

@@ -29,6 +29,7 @@ from ._torch.dynamo import restore_data_assignments
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import has_lost_marks, restore_grad_mode
 from ._torch.graph_tools import activation_budget
+from ._torch.ops import is_opaque_reference
 from ._torch.symbols import is_ragged
 from ._torch.tensors import storage_key
 from ._torch.wrappers import is_wrapper
@@ -153,11 +154,11 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         of_python().note_settings(function, gm.graph)
         restore_grad_mode(gm)
         restore_data_assignments(gm)
-        for part in gm.modules():  # the functions that its operators take are graphs in it
+        for part in gm.modules():  # its operators take functions as graphs
             lines = dynamo.source_lines(part)
             if lines is not None:
                 stands_for(*lines)
-    if any(map(is_wrapper, example_inputs)):  # wrappers need guards on their metadata
+    if any(is_wrapper(v) or is_opaque_reference(v) for v in example_inputs):  # guards on metadata, on which object
         varies = None if any(map(_has_open_sizes, dynamo.known_inputs(gm, example_inputs))) else False
         dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=varies)
         unused = [i for i in dynamo.unused_inputs(gm) if is_ragged(example_inputs[i])]
@@ -166,7 +167,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     open_sizes = dict(_open_sizes(call.paths, dynamo.known_inputs(gm, example_inputs)))
     has_floats = dynamo.takes_floats(gm)
     dynamic = None if open_sizes or has_floats else False
-    # Dynamo guards that level: such a graph may be called with dual numbers each time.
+    # Dynamo guards the level: a graph captured under a level may be called with dual numbers each time.
     is_dual = engine.forward_ad._current_level >= 0
     if is_dual and dynamo.is_dynamo_graph(gm) and torch.is_grad_enabled() and _requires_grad(example_inputs):
         # A gradient that is taken outside, through the graph's results, must have a tangent as well. A node would take
@@ -189,7 +190,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         if config.on_unsupported == "raise":
             raise
         dispatcher.refusals.tell(dispatcher.refusals.note(tuple(example_inputs), {}, error))
-        # In the graph a checkpointed part has its buffers as arguments, and raises where it writes to them.
+        # In the graph, buffers are arguments of a checkpointed part, and a write to a buffer there raises.
         if dynamo.has_checkpoints(gm):
             raise _skip() from None
         return gm.forward

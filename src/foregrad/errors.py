@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TypeVar
 
 __all__ = [
     "AnomalyError",
@@ -35,6 +36,9 @@ __all__ = [
     "UnsupportedSideEffectError",
     "UnsupportedTensorError",
 ]
+
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class ForegradError(Exception):
@@ -140,6 +144,15 @@ class InternalError(ForegradError, AssertionError):
 def add_note(error: BaseException, text: str) -> None:
     """Add a line to an error, as PEP 678 says. Python 3.10 keeps the lines, and prints none."""
     vars(error).setdefault("__notes__", []).append(text)
+
+
+def without_frames(error: _Error) -> _Error:
+    """The error, and the errors that it came from, without their frames, which hold a call's arguments."""
+    error.__traceback__ = None
+    for earlier in (error.__cause__, error.__context__):
+        if earlier is not None and earlier.__traceback__ is not None:
+            without_frames(earlier)
+    return error
 
 
 def did_you_mean(name: str, known: Iterable[str], hint: str = " Did you mean `{}`?") -> str:

@@ -181,12 +181,12 @@ class CompiledFunction(Protocol):
     name: str
     function: Callable[..., Any]  # as it was before
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: object, **kwargs: object) -> Any: ...
 
     def view(self) -> FunctionView:
         """See `foregrad.extend.view`."""
 
-    def graph_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphView:
+    def graph_for(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> GraphView:
         """Compile for a call, without running it; equal calls use the graph. Raises the capture's error: an
         `EscapedTensorError` where the call is to run eagerly first, since it fills a cache.
         """
@@ -194,11 +194,17 @@ class CompiledFunction(Protocol):
     def refusal(self, error: BaseException, name: str = "") -> RefusalView:
         """The meaning for people of an error from `graph_for`. `name`: the function's name there."""
 
-    def split(self, joint: JointGraph, partition: Callable[..., Any]) -> Partitioned:
+    def split(self, joint: JointGraph, partition: Callable[..., object]) -> Partitioned:
         """Split a graph by a further partition, after the backend's own passes."""
 
     def like(
-        self, function: Any, name: str = "", *, on_unsupported: str, watcher: Watcher | None = None, cached: bool = True
+        self,
+        function: object,
+        name: str = "",
+        *,
+        on_unsupported: str,
+        watcher: Watcher | None = None,
+        cached: bool = True,
     ) -> CompiledFunction:
         """A further function or module, compiled likewise, for its arguments' own sizes. `on_unsupported`: as in
         `compile`. `cached`: the cache on disk may be used.
@@ -221,17 +227,17 @@ class CompiledCallable(Protocol[_P, _R_co]):
     def __get__(self, instance: None, owner: type, /) -> CompiledCallable[_P, _R_co]: ...
     @overload
     def __get__(
-        self: CompiledCallable[Concatenate[Any, _Q], _R_co], instance: object, owner: type, /
+        self: CompiledCallable[Concatenate[object, _Q], _R_co], instance: object, owner: type, /
     ) -> Callable[_Q, _R_co]: ...
 
 
-def as_compiled(value: Any) -> CompiledFunction | None:
+def as_compiled(value: object) -> CompiledFunction | None:
     """The workings of a function or module that foregrad compiled; None for any other value."""
     found: CompiledFunction | None = getattr(value, "foregrad", None)
     return found if hasattr(found, "graph_for") else None
 
 
-def view(compiled: Any) -> FunctionView:
+def view(compiled: object) -> FunctionView:
     """The view of a function or module that `foregrad.compile` or an `aot_` function returned.
 
     Raises:
@@ -243,7 +249,7 @@ def view(compiled: Any) -> FunctionView:
     return found.view()
 
 
-def module_behind(value: Any) -> nn.Module | None:
+def module_behind(value: object) -> nn.Module | None:
     """The module that a compiled one is over; None for any other value."""
     found: nn.Module | None = getattr(type(value), MODULE_BEHIND, lambda _: None)(value)
     return found
@@ -282,7 +288,7 @@ class CompileStage:
     tensors: Sequence[Tensor | None] = ()
     role: GraphRole | None = None
     compiler: Callable[..., Any] | None = None
-    again: Callable[[fx.GraphModule], Callable[[list[Any]], Any]] | None = None
+    again: Callable[[fx.GraphModule], Callable[[list[Any]], object]] | None = None
 
 
 class Watcher:
@@ -293,7 +299,7 @@ class Watcher:
 
     def compiled(self, stage: CompileStage) -> Callable[..., Any]:
         """A "compile" stage ended; the result is used in place of `stage.after`, a callable of one list of values."""
-        after: Callable[..., Any] = stage.after
+        after: Callable[..., object] = stage.after
         return after
 
 

@@ -36,7 +36,7 @@ def default_decompositions() -> dict[Any, Callable[..., Any]]:
         "_softmax_backward_data", "_log_softmax_backward_data",
     )  # fmt: skip
     names = {name for family in families for name in (family, f"{family}_backward")}
-    names.remove("sigmoid")  # which adds a number by an operator that TorchScript does not have
+    names.remove("sigmoid")  # it adds a number by an operator that TorchScript does not have
     return {
         op: function
         for op, function in decomposition_table().items()

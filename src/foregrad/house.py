@@ -11,10 +11,10 @@ import hashlib
 import inspect
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType, ModuleType
-from typing import Any
 
 PACKAGE = os.path.dirname(__file__)
 GENERATED = "<foregrad"  # the beginning of the file names of rendered code
@@ -37,6 +37,11 @@ def file_label(file: str) -> str:
     return file.replace("\\", "/").rpartition("/")[2]
 
 
+def with_cells(text: str) -> str:
+    """A message with notebook cells named by their numbers, in place of the files that the kernel writes."""
+    return re.sub(r"\S*ipykernel_\d+\S*?\.py", lambda file: file_label(file[0]), text)
+
+
 def is_house_file(file: str) -> bool:
     """Whether foregrad's own code is in the file."""
     return file.startswith(_files) and not file.startswith(_EXAMPLES)
@@ -47,13 +52,13 @@ def is_house_code(code: CodeType) -> bool:
     return id(code) in _codes or is_house_file(code.co_filename)
 
 
-def is_house_module(name: Any) -> bool:
+def is_house_module(name: object) -> bool:
     """Whether the module `name`, or of a `__module__`, is foregrad's own."""
     text = str(name)
     return text.partition(".")[0] == "foregrad" or text in _modules
 
 
-def is_program_module(name: Any) -> bool:
+def is_program_module(name: object) -> bool:
     """Whether the module `name` is neither foregrad's own nor PyTorch's."""
     return str(name).partition(".")[0] != "torch" and not is_house_module(name)
 
@@ -112,8 +117,8 @@ def _digest(file: str | None) -> str:
         return os.urandom(16).hex()  # a class without a file equals no other process's
 
 
-def _codes_of(cls: Any) -> Iterator[CodeType]:
-    waiting: list[Any] = [inspect.unwrap(getattr(v, "__func__", getattr(v, "fget", v))) for v in vars(cls).values()]
+def _codes_of(cls: object) -> Iterator[CodeType]:
+    waiting: list[object] = [inspect.unwrap(getattr(v, "__func__", getattr(v, "fget", v))) for v in vars(cls).values()]
     waiting = [getattr(function, "__code__", None) for function in waiting]
     while waiting:
         code = waiting.pop()

@@ -14,7 +14,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 
-def class_property(answer: Callable[[Any], type]) -> Any:
+def class_property(answer: Callable[[Any], type]) -> property:
     """A property that answers `__class__`, of objects that stand for an object of a different class."""
     return property(answer)
 
@@ -62,11 +62,11 @@ class ById(MutableMapping[K, V]):
     def get(self, key: object) -> V | None: ...
     @overload
     def get(self, key: object, default: T) -> V | T: ...
-    def get(self, key: object, default: Any = None) -> Any:
+    def get(self, key: object, default: object = None) -> Any:
         pair = self._pairs.get(id(key))
         return default if pair is None else pair[1]
 
-    # Plain lists, which are quicker than the views of an abstract mapping.
+    # Plain lists are quicker than the views of an abstract mapping.
 
     def values(self) -> ValuesView[V]:
         return [value for _, value in self._pairs.values()]  # type: ignore[return-value]
@@ -101,5 +101,5 @@ class IdSet(MutableSet[K]):
     def update(self, items: Iterable[K]) -> None:
         self._items.update((id(item), item) for item in items)
 
-    def __or__(self, items: Iterable[Any]) -> IdSet[Any]:
+    def __or__(self, items: Iterable[object]) -> IdSet[Any]:
         return IdSet((*self, *items))

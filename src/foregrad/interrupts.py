@@ -53,7 +53,7 @@ class _Held:
     def __init__(self) -> None:
         self.owner = 0
         self.depth = 0
-        self.originals: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self.originals: dict[int, Callable[[int, FrameType | None], object]] = {}
         self.pending: list[int] = []  # the signals that wait
         self.repeated: set[int] = set()  # signals that came twice meanwhile
         self.raised: BaseException | None = None
@@ -129,7 +129,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
             os.write(2, _STOPPED)
 
 
-def _call(original: Callable[..., Any], number: int, frame: FrameType | None) -> None:
+def _call(original: Callable[..., object], number: int, frame: FrameType | None) -> None:
     try:
         original(number, frame)
     except BaseException as error:

@@ -22,8 +22,10 @@ from .interrupts import deliver
 
 __all__ = ["cached_property"]  # handed on
 
-PATIENCE_S = 2.0  # wait for another thread that captures the same function, while the user's code runs there
+PATIENCE_S = 2.0  # wait for a second thread that captures this function, while the user's code runs there
 _LOOK_AGAIN_S = 0.05
+
+_LONGEST_IMPORT_S = 30.0
 
 _all: weakref.WeakSet[Any] = weakref.WeakSet()
 _in_place: list[ProcessPatch] = []
@@ -43,7 +45,7 @@ else:
     class cached_property:  # noqa: N801 (it stands for functools')
         """`functools.cached_property` without its lock: a forked child would inherit it from a thread of its parent."""
 
-        def __init__(self, compute: Callable[[Any], Any]) -> None:
+        def __init__(self, compute: Callable[[object], object]) -> None:
             self.compute = compute
             self.__doc__ = compute.__doc__
 
@@ -68,7 +70,22 @@ def taken(lock: Any) -> Iterator[None]:
         lock.release()
 
 
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Context: a thread of foregrad's own imports modules. A fork waits for its end; a child would find the modules'
+    locks taken for ever.
+    """
+    with _imports:
+        yield
+
+
+_imports = make_lock()
+_holding_imports: set[int] = set()  # the threads that fork
+
+
 def _before_fork() -> None:
+    if _imports.acquire(timeout=_LONGEST_IMPORT_S):
+        _holding_imports.add(threading.get_ident())
     for each in _in_place:  # held only while a patch is put in place, so none is half in place at the fork
         each.lock.acquire()
 
@@ -76,6 +93,13 @@ def _before_fork() -> None:
 def _in_parent() -> None:
     for each in _in_place:
         each.lock.release()
+    _let_import()
+
+
+def _let_import() -> None:
+    if threading.get_ident() in _holding_imports:
+        _holding_imports.remove(threading.get_ident())
+        _imports.release()
 
 
 def _in_child() -> None:
@@ -85,6 +109,7 @@ def _in_child() -> None:
     for each in _in_place:
         each.forget_other_threads()
         each.lock.release()
+    _let_import()
 
 
 if hasattr(os, "register_at_fork"):
@@ -125,7 +150,7 @@ class ProcessPatch:
         self._depths = {me: self._depths[me]} if me in self._depths else {}
 
 
-Bind = Callable[[Any, str, Any], None]
+Bind = Callable[[object, str, object], None]
 """How a name in a module or class is bound to something else: see `Replacements.bind`."""
 
 
@@ -136,9 +161,9 @@ class Replacements:
     """All of modules and classes that were ever bound, with the ids of their owners."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
+        self._before: list[tuple[object, str, object]] = []
 
-    def bind(self, owner: Any, name: str, value: Any) -> None:
+    def bind(self, owner: object, name: str, value: object) -> None:
         """Bind a name, of its own or inherited, until `restore` is called."""
         self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
         if isinstance(owner, (type, types.ModuleType)):
@@ -151,10 +176,10 @@ class Replacements:
             _put(*self._before.pop())
 
 
-_ABSENT: Any = object()
+_ABSENT: object = object()
 
 
-def _put(owner: Any, name: str, value: Any) -> None:
+def _put(owner: object, name: str, value: object) -> None:
     """Bind a name, or unbind it where the value is `_ABSENT`."""
     if _keeps_slot(owner, name, value):
         table = gc.get_referents(vars(owner))[0]
@@ -171,7 +196,7 @@ def _put(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _keeps_slot(owner: Any, name: str, value: Any) -> bool:
+def _keeps_slot(owner: object, name: str, value: object) -> bool:
     """Whether a class and its subclasses call a special method from equal slots before and after: the table of the
     class is enough then. An assignment looks for the name anew in every subclass, and `torch.nn.Module` has hundreds: a
     tenth of the time of a capture.
@@ -188,7 +213,7 @@ def _keeps_slot(owner: Any, name: str, value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def bound(owner: Any, name: str, value: Any) -> Iterator[None]:
+def bound(owner: object, name: str, value: object) -> Iterator[None]:
     """Context: a name of an object or of a thread's is bound to something else."""
     replaced = Replacements()
     replaced.bind(owner, name, value)

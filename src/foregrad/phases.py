@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TextIO
 
 from .config import config
 from .locks import make_lock
@@ -33,7 +33,7 @@ class PhaseTime:
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class CompileTimes:
     """The times of all compilations so far, by function and phase; `str()` is a table.
 
@@ -51,7 +51,7 @@ class CompileTimes:
         """The sum of all."""
         return sum(entry.seconds for entry in self.entries)
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, object]]:
         """The entries as plain data."""
         return [dataclasses.asdict(entry) for entry in self.entries]
 
@@ -62,6 +62,8 @@ class CompileTimes:
         lines = [f"{'function':<{width}}  {'phase':<18} {'runs':>5} {'seconds':>9}"]
         lines += [f"{e.function:<{width}}  {e.phase:<18} {e.count:>5} {e.seconds:>9.3f}" for e in self.entries]
         return "\n".join([*lines, f"{'all':<{width}}  {'':<18} {'':>5} {self.seconds:>9.3f}"])
+
+    __repr__ = __str__
 
 
 class _Compilation:

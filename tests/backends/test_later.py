@@ -15,6 +15,7 @@ from torch import nn
 import foregrad
 from foregrad.dispatch.graphs import _Noticing
 from foregrad.store.later import job, successor, worker
+from tests import forked
 
 pytestmark = [
     pytest.mark.skipif(foregrad.get_backend("auto").first is None, reason="there is no C++ compiler"),
@@ -332,3 +333,42 @@ def test_the_process_that_compiles_ends_with_the_program():
     assert "`<lambda>` runs with eager's kernels until Inductor's are compiled" in done.stderr
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
+
+
+SLOW_IMPORT = """
+import os, sys, threading, time
+from foregrad.locks import importing
+sys.path.insert(0, sys.argv[1])
+begun = threading.Event()
+sys.modules["begun_here"] = begun
+
+def work():
+    with importing():
+        import imported_slowly
+
+threading.Thread(target=work).start()
+begun.wait()
+child = os.fork()
+if not child:
+    import imported_slowly
+    os._exit(imported_slowly.done)
+end = time.monotonic() + 30
+while time.monotonic() < end:
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        print("exit", os.waitstatus_to_exitcode(status))
+        break
+    time.sleep(0.05)
+else:
+    os.kill(child, 9)
+    print("hangs")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_waits_for_imports_of_the_thread_that_hands_over_graphs(tmp_path):
+    """A module's lock that a thread of the parent holds at the fork is never free in the child."""
+    slowly = "import sys, time\nsys.modules['begun_here'].set()\ntime.sleep(1)\ndone = 7\n"
+    (tmp_path / "imported_slowly.py").write_text(slowly)
+    (tmp_path / "forks.py").write_text(SLOW_IMPORT)
+    assert forked.run(str(tmp_path / "forks.py"), str(tmp_path)).stdout == "exit 7\n"

@@ -84,6 +84,10 @@ PROGRAMS = {
     "value": (lambda a: a * 2 if a.to_local().sum() > -1e9 else a, x),
     "local_map": (_mapped, x),
     "checkpoint": (lambda a: checkpoint(lambda t: t.sin().exp(), a, use_reentrant=False), x),
+    "checkpointed_collective": (
+        lambda a, b: checkpoint(lambda t, u: (t @ u).redistribute(placements=WHOLE).sin(), a, b, use_reentrant=False),
+        lambda s: [of(4, 8, placed=COLUMNS, seed=s), of(8, 6, seed=s)],
+    ),
     "sizes": (lambda a: a.sin(), lambda s: [of(4 + 2 * s, 8, seed=s)]),
 }
 EAGER = {

@@ -264,6 +264,14 @@ def test_past_the_limit_it_warns_and_runs_eagerly():
     assert len(f.foregrad.specializations) == 2
 
 
+def test_past_the_limit_the_remedy_for_sizes_is_not_to_pass_tensors():
+    with foregrad.config.override(recompile_limit=2):
+        f = foregrad.compile(lambda x: x * 2, backend="eager", dynamic=False)
+    f(torch.ones(2)), f(torch.ones(3))
+    with pytest.warns(foregrad.errors.ForegradWarning, match=r"With dynamic=False.* each size has its own graph"):
+        f(torch.ones(4))
+
+
 def test_past_the_limit_it_raises_when_asked():
     with foregrad.config.override(recompile_limit=1, error_on_recompile_limit=True):
         f = foregrad.compile(lambda x: x * 2, backend="eager")

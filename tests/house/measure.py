@@ -1,7 +1,8 @@
 """The size of the house: `make sizes`.
 
 Prints the lines of the core by room, of each annex, and the arrows: imports from the core into an annex and from one
-annex into another, at any depth of the code and by strings that name a module. CI lets the figures only fall: `RECORDED`
+annex into another, at any depth of the code and by strings that name a module; `Any` in the core by room, in lines of code
+proper (no blank lines, comments, docstrings); and the names of others that a capture rebinds (`rebound.py`). CI lets the figures only fall: `RECORDED`
 (figures.json) is their last state, and `ALLOWED_ARROWS` (arrows.txt) lists each arrow that is still there. After a change
 that lowers them, `make sizes ARGS=--write` records the new state. It refuses to record a rise: a commit that must raise a
 figure edits figures.json by hand and says why in its message.
@@ -11,10 +12,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import functools
+import importlib.metadata
+import io
 import json
 import re
+import subprocess
 import sys
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +30,7 @@ from tests.house.subjects import ALLOWED, ANNEXES, DOORS, NAMED_BY, PACKAGE, roo
 HERE = Path(__file__).parent
 RECORDED, ALLOWED_ARROWS = HERE / "figures.json", HERE / "arrows.txt"
 # Words that stand for a noun, counted in docstrings: see the rules for language in CONTRIBUTING.md.
-_PRONOUNS = re.compile(
+PRONOUNS = re.compile(
     r"\b(which|what|whatever|those|whose|whom|others|another|one's|the same|such|"
     r"(?:of|by|to|in|with|from) (?:it|them|that|this|these|one|ones|him))\b",
     re.IGNORECASE,
@@ -91,6 +97,57 @@ def lines_by_subject() -> dict[str, Counter[str]]:
     return counts
 
 
+_NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+
+def lines_of_code(path: Path, tree: ast.Module) -> int:
+    """A file's lines without blank lines, comments and docstrings."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
+            lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(lines)
+
+
+def untyped() -> dict[str, tuple[int, int]]:
+    """By room of the core: the uses of `Any`, or of a name for it, in quoted annotations too; and the lines of code."""
+    core = {path: tree for path, tree in sources().items() if subject_of(path) == "core"}
+    names = {"Any"}
+    for tree in core.values():
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and getattr(node.value, "id", "") == "Any":
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    found: dict[str, tuple[int, int]] = {}
+    for path, tree in core.items():
+        nodes = [*ast.walk(tree)]
+        for node in tuple(nodes):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "Any" in node.value:
+                with contextlib.suppress(SyntaxError):
+                    nodes += ast.walk(ast.parse(node.value, mode="eval"))
+        count = sum(
+            (isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load))
+            or (isinstance(node, ast.Attribute) and node.attr == "Any")
+            for node in nodes
+        )
+        before = found.get(room_of(path), (0, 0))
+        found[room_of(path)] = before[0] + count, before[1] + lines_of_code(path, tree)
+    return found
+
+
+@functools.cache
+def rebound_names() -> int | None:
+    """The names of others that are rebound during a capture; None where PyTorch is not the constraints' version."""
+    constraints = (PACKAGE.parents[1] / "constraints.txt").read_text()
+    if f"torch=={importlib.metadata.version('torch').partition('+')[0]}" not in constraints.splitlines():
+        return None
+    run = subprocess.run([sys.executable, "-m", "tests.house.rebound"], capture_output=True, check=True, text=True)
+    return int(run.stdout)
+
+
 def naming() -> dict[str, int]:
     """By annex, the number of core files that name its subject in code or text."""
     core = [path.read_text() for path in sources() if subject_of(path) == "core"]
@@ -114,6 +171,8 @@ def figures() -> dict[str, float]:
                 if node.name == "Signature":
                     fields = sum(isinstance(part, ast.AnnAssign) for part in node.body)
     code = "\n".join(path.read_text() for path in sources())
+    any_by_room, names = untyped(), rebound_names()
+    uses, of_code = (sum(column) for column in zip(*any_by_room.values(), strict=True))
     lines, subjects = lines_by_subject(), Counter("core" if a == "core" else "annex" for a, _ in arrows().values())
     return {
         "lines": sum(rooms.total() for rooms in lines.values()),
@@ -124,11 +183,11 @@ def figures() -> dict[str, float]:
         "fields of Signature": fields,
         "methods replaced by assignment": code.count("# type: ignore[method-assign]"),
         "type: ignore": code.count("# type: ignore"),
+        "Any in 100 lines of the core's code": round(100 * uses / of_code, 1),
+        **({} if names is None else {"names rebound during a capture": names}),
         "class names in more than one file": sum(len(where) > 1 for where in classes.values()),
         "pronouns in 100 words of docstrings": round(
-            100
-            * sum(len(_PRONOUNS.findall(text)) for text in texts)
-            / max(1, sum(len(text.split()) for text in texts)),
+            100 * sum(len(PRONOUNS.findall(text)) for text in texts) / max(1, sum(len(text.split()) for text in texts)),
             2,
         ),
     }
@@ -162,8 +221,10 @@ def main() -> int:
     parser.add_argument("--arrows", action="store_true", help="print each arrow")
     options = parser.parse_args()
     lines, found, now = lines_by_subject(), arrows(), figures()
+    any_by_room = untyped()
     for room, count in lines["core"].most_common():
-        print(f"{count:7} core   {room}")
+        uses, of_code = any_by_room[room]
+        print(f"{count:7} core   {room:12} {uses} `Any` in {of_code} lines of code")
     for annex in sorted(ANNEXES, key=lambda annex: -lines[annex].total()):
         into = Counter(ours for ours, theirs in found.values() if theirs == annex)
         print(

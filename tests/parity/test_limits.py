@@ -188,13 +188,13 @@ PROGRAMS = [
         1,
     ),
     (
-        "a selective checkpoint's policy says `MUST_RECOMPUTE`",
+        "a selective checkpoint's policy says `MUST_RECOMPUTE` for an operator that draws",
         f"{LEAF},",
         [*REGION, "return c.checkpoint(torch.dropout, x, 0.5, True, use_reentrant=False, context_fn=modes)"],
         3,
     ),
     (
-        "it says so for one that reads an argument",
+        "a selective checkpoint's policy says `MUST_RECOMPUTE` for an operator that reads an argument",
         f"{LEAF} * 1,",
         [
             *REGION,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +14,6 @@ import foregrad
 from foregrad.errors import (
     PlanError,
     UnsupportedDataDependentError,
-    UnsupportedSideEffectError,
     UnsupportedTensorError,
 )
 from foregrad.planning.work import work_of
@@ -231,8 +233,25 @@ def test_sizes_are_said_to_the_other_doors(make, name):
     assert foregrad.partition(joint, "min_cut").report().peak > 0
     assert foregrad.pareto(said, x, layer).points
     assert foregrad.explain(said, x, layer, backend="eager").memory.predicted_peak > 0
-    with pytest.raises(UnsupportedSideEffectError, match=rf"values said by sizes= at {line}"):
-        foregrad.export(said, (x, layer))
+    assert "aten.mul" in str(foregrad.export(lambda x: said(x, layer) * 2, (x,)))
+
+
+def test_a_file_of_a_graph_with_values_that_were_said_does_not_run(tmp_path):
+    x = torch.ones(64, 8)
+    function = ASKING["a mask"]
+    line = f"test_absent.py:{function.__code__.co_firstlineno}"
+    layer = nn.Linear(8, 8)
+    said = foregrad.planning.with_sizes(lambda x: function(x, layer), {line: 32})
+    foregrad.export(said, (x,)).save(tmp_path / "said.foregrad")
+    program = (
+        "import sys, torch, foregrad\n"
+        "loaded = foregrad.load(sys.argv[1])\n"
+        "try: loaded(torch.ones(64, 8))\n"
+        "except foregrad.errors.PlanError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "said.foregrad")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"values that were said, at {line}: it foresees, and does not run" in found.stdout
 
 
 @pytest.mark.parametrize("name", ["a mask", "nonzero", "where", "masked_select", "repeats"])

@@ -44,7 +44,8 @@ def test_the_plan_as_json(target, capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--device", "h1000"], 3, "there is no device 'h1000'"),
+        (["--device", "h1000"], 2, "--device knows no `h1000`: did you mean `h100`?"),
+        (["--device", "h100", "--optimizer", "Adamm"], 2, "--optimizer knows no `Adamm`: did you mean `Adam`?"),
         (["--device", "l4", "--budget", "1KiB"], 3, "BudgetError: a budget of 1.0 KiB can't be met"),
         (["--device", "l4", "--budget", "much"], 2, "is no memory budget"),
         (["--device", "l4", "--mesh", "pp=2"], 3, "'pp' of a mesh is not planned"),

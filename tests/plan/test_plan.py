@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import foregrad
 from foregrad import planning
 from foregrad.errors import BudgetError, PlanError, UnsupportedDataDependentError
+from foregrad.planning.page import page as page_of
 from tests.parity.peak import peak_of
 from tests.plan.networks import Net
 
@@ -117,7 +118,8 @@ def test_choices_beside_one_another():
     model, x, labels = absent(4096)
     found = foregrad.plan(model, x, labels, optimizer="SGD", device="l4", budget="30 MiB")
     peaks = {one.name: one.peak for one in found.choices}
-    assert list(peaks) == ["save all", "min cut", "budget", "checkpoint each layer", "full checkpointing", "offload"]
+    cuts = ["save all", "min cut", "budget", "checkpoint each layer", "full checkpointing", "offload"]
+    assert list(peaks) == [*cuts, "eager"]
     assert peaks["budget"] <= 30 << 20 < peaks["save all"]
     layers, everything = found.choice("checkpoint each layer"), found.choice("save all")
     assert layers.peak < everything.peak
@@ -315,6 +317,23 @@ def test_a_plan_as_text_json_and_page(tmp_path):
     assert page.count("<svg") == sum(one.memory is not None for one in found.choices)
     assert "<script" not in page
     assert "<pre>plan of Net" in found._repr_html_()
+    assert "no optimizer" in str(foregrad.plan(model, x, labels, device="h100"))
+
+
+def test_without_a_budget_nothing_is_said_to_fit():
+    model, x, labels = absent()
+    found = foregrad.plan(model, x, labels, optimizer="SGD", device="cpu")
+    assert found.budget is None
+    assert "fits" not in str(found)
+    assert 'class="yes">' not in page_of(found)
+    assert 'class="yes">' in page_of(foregrad.plan(model, x, labels, optimizer="SGD", device="l4"))
+
+
+def test_the_host_is_no_place_for_values_of_the_cpu():
+    model, x, labels = absent()
+    names = {name: [one.name for one in foregrad.plan(model, x, labels, device=name).choices] for name in ("cpu", "l4")}
+    assert "offload" in names["l4"]
+    assert "offload" not in names["cpu"]
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

@@ -98,6 +98,45 @@ def test_an_operator_of_pytorchs_database_is_checked_in_the_dtypes_asked_for():
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize(
+    ("case", "verdict"),
+    [
+        ("native_group_norm float32", "passed"),  # the kernel raises an error for strided arguments
+        ("linalg.eig float32", "passed"),  # the loss depends on a phase, and the kernel says so
+        ("nn.functional.ctc_loss float32", "passed"),  # a result has memory that the kernel leaves unwritten
+        ("nn.functional.fractional_max_pool3d float32", "passed"),  # no fake kernel for the backward
+        ("sparse.sampled_addmm float32", "skipped"),
+    ],
+)
+def test_a_fault_of_eager_is_none_of_the_compiler(case, verdict):
+    report = check_compiler(foregrad.nop, only=f"operators/{case}", size="full")
+    assert report.counts[verdict] == 1, str(report)
+
+
+def test_an_error_that_eager_does_not_raise_is_a_fault():
+    def raising(gm, inputs):
+        def run(*args):
+            raise RuntimeError("no such kernel")
+
+        return run
+
+    (finding,) = check_compiler(raising, only="operators/native_group_norm float32", size="full").findings
+    assert finding.verdict is CaseVerdict.CRASHED
+    assert "no such kernel" in finding.detail
+
+
+def test_the_written_results_of_a_kernel_with_gaps_are_compared():
+    def shifted(gm, inputs):
+        def run(*args):
+            first, *others = gm(*args)
+            return [first + 1, *others]
+
+        return run
+
+    (finding,) = check_compiler(shifted, only="operators/nn.functional.ctc_loss float32", size="full").findings
+    assert finding.verdict is CaseVerdict.WRONG
+
+
 def test_what_foregrad_does_not_capture_is_skipped_by_name():
     def seeds(x):
         import torch
@@ -159,6 +198,13 @@ def test_a_process_that_ends_is_a_finding_and_the_suite_goes_on(compiler, words,
     assert words in first.detail
     assert "aten.cumsum.default" in Path(first.program).read_text()
     assert second.verdict is CaseVerdict.PASSED, str(report)
+
+
+@pytest.mark.slow
+def test_a_child_process_takes_complex_numbers(tmp_path):
+    """Ahead of each graph it writes a program with the inputs."""
+    report = check_compiler("eager", only="operators/fft.fft float64", size="full", isolated=True, folder=str(tmp_path))
+    assert report.counts["passed"] == 1, str(report)
 
 
 def test_a_compiler_without_a_name_is_not_isolated():

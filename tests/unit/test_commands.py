@@ -239,3 +239,32 @@ def test_doctor_says_what_is_here(capsys):
     assert {"PyTorch", "C++ part", "backend auto", "GPU", "private names"} <= set(found)
     assert cli.main(["doctor"]) == code
     assert "backend auto" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["explain", "--partition", "mincut"],
+            "foregrad: there is no partition policy `mincut` (did you mean `min_cut`?",
+        ),
+        (
+            ["verify", "--partition", "mincut"],
+            "foregrad: there is no partition policy `mincut` (did you mean `min_cut`?",
+        ),
+        (["explain", "--html", "no/such/folder.html"], "foregrad: no/such/folder.html can't be written: No such file"),
+    ],
+)
+def test_a_wrong_setting_is_no_error_of_the_target(tmp_path, capsys, arguments, said):
+    file = tmp_path / "right.py"
+    file.write_text("import torch\ndef f(x):\n    return x.sin()\nexample_inputs = torch.ones(2, requires_grad=True)\n")
+    command, *rest = arguments
+    assert cli.main([command, f"{file}:f", "--backend", "eager", *rest]) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_bench_has_at_least_one_step(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "model.py:net", "--steps", "0"])
+    assert ended.value.code == 2
+    assert "0 is not 1 or more" in capsys.readouterr().err

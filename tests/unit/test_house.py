@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from tests.house import measure
 from tests.house.measure import RECORDED, arrows, figures, imports, module_of, risen, sources
 from tests.house.subjects import ANNEXES, PACKAGE, subject_of
 
@@ -56,3 +57,13 @@ def test_imports_are_found_in_functions_and_in_strings():
     modules = {module_of(path): path for path in sources()}
     found = {module_of(path) for path in imports(PACKAGE / "tracing" / "parts.py", ast.parse(code), modules)}
     assert found == {"foregrad.graph.joint", "foregrad.api", "foregrad.config"}
+
+
+def test_any_counts_in_quotes_and_by_other_names_and_comments_and_docstrings_are_no_code(monkeypatch, tmp_path):
+    code = '"""Any."""\nfrom typing import Any\n\nTree = Any  # Any\n\ndef f(x: Tree, y: "list[Any]") -> "Any":\n    """Any."""\n    return x\n'
+    path = tmp_path / "a.py"
+    path.write_text(code)
+    monkeypatch.setattr(measure, "sources", lambda: {path: ast.parse(code)})
+    monkeypatch.setattr(measure, "subject_of", lambda path: "core")
+    monkeypatch.setattr(measure, "room_of", lambda path: "room")
+    assert measure.untyped() == {"room": (4, 4)}  # the alias names `Any` once, and stands for it at `x`

@@ -65,3 +65,44 @@ def test_copies_of_a_late_graph_compute_as_it_does(halves):
     for got in (each(*tensors) for each in copies):
         for value, expected in zip(got, halves.forward(*tensors), strict=True):
             assert value is expected is None or torch.equal(value, expected)
+
+
+def test_compilers_get_graphs_of_their_own_and_no_half_is_made(policy):
+    given = []
+
+    def compiler(graph, example_inputs):
+        given.append(graph)
+        return graph
+
+    compiled = foregrad.compile(Net(), backend=compiler, partition=policy)
+    loss, _ = compiled(torch.randn(5, 4))
+    loss.backward()
+    parts = compiled.foregrad.specializations[0].product.compiled.partitioned
+    halves = parts.forward, parts.backward
+    assert None not in map(late_graph_of, halves)
+    assert list(map(lines, given)) == list(map(lines, halves))
+    for node in given[1].graph.nodes:  # a value that the forward computes is an input here
+        assert ("autograd_backward" in node.meta) == (node.op in ("call_function", "get_attr")), node
+
+
+class Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        kept = y.exp()
+        ctx.save_for_backward(kept)
+        return (x * kept.t()).sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.saved_tensors[0].t(), None
+
+
+def test_a_gradient_that_is_a_view_of_a_residual_is_no_memory_of_the_backwards_own():
+    def compiler(graph, example_inputs):
+        return graph
+
+    x, y = torch.randn(3, 2, requires_grad=True), torch.randn(2, 3)
+    with foregrad.config.override(check=True):  # a result in memory that is not its own is an error
+        compiled = foregrad.compile(Kept.apply, backend=compiler, on_unsupported="raise")
+        compiled(x, y).backward()
+    assert torch.equal(x.grad, y.exp().t())

@@ -32,7 +32,15 @@ class Teller:
 
     def __call__(self, *args, **kwargs):
         frame = sys._getframe(1)
-        self.took.append(any(len(self.texts.take(frame, arg)) > 1 for arg in args if isinstance(arg, str)))
+        self.took.append("Text" in {type(self.texts.take(frame, arg)).__name__ for arg in args})
+
+
+class Keeper(Teller):
+    """A call that takes the marks in containers too."""
+
+    def __call__(self, *args, **kwargs):
+        frame = sys._getframe(1)
+        self.took.append([self.texts.take_inside(frame, arg) for arg in args])
 
 
 def in_a_closure(say, n):
@@ -75,6 +83,27 @@ def test_a_call_takes_text_that_goes_nowhere_else(line):
     line(say, Number(say.texts))
     assert say.took == [True]
     assert not say.texts.refuse_rest()
+
+
+def test_a_call_takes_text_in_containers_that_are_made_there():
+    keep, old = Keeper(), [1]
+    number = Number(keep.texts)
+    keep([f"a {number}", old], {"b": (f"{number:.3f}", 2), 3: old})
+    assert not keep.texts.refuse_rest()
+    (first, second) = keep.took[0]
+    assert [type(first[0]).__name__, type(second["b"][0]).__name__] == ["Text", "Text"]
+    assert first[1] is old
+    assert second[3] is old
+
+
+@pytest.mark.parametrize(
+    "line", [lambda keep, n: keep({f"{n}": 1}), lambda keep, n: keep({f"{n}"}), lambda keep, n: keep([f"{n}"][0])]
+)
+def test_keys_and_sets_and_items_have_no_mark(line):
+    keep = Keeper()
+    line(keep, Number(keep.texts))
+    assert "Text" not in repr([type(x) for x in keep.took[0]])
+    assert keep.texts.refuse_rest() or "1.5" in repr(keep.took)
 
 
 @pytest.mark.parametrize("line", LOOKED_AT)

@@ -91,7 +91,7 @@ def fault_of(path: Path) -> str | None:
     try:
         for place in (path.resolve(), path.resolve().parent):
             status = place.stat()
-            # Whoever could change this file could change what is loaded in any case.
+            # Whoever can change this file can change the library too.
             if hasattr(os, "geteuid") and status.st_uid not in (0, os.geteuid(), HERE.stat().st_uid):
                 return f"{place} belongs to a different user"
             if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
@@ -146,7 +146,7 @@ def build(folder: Path | None = None) -> Path:
         f"-L{torch / 'lib'}",
         *("-ltorch_python", "-ltorch_cpu", "-lc10"),
     ]
-    # One unit of them all: PyTorch's headers are most of the work.
+    # All files are one unit: PyTorch's headers are most of the work.
     source = "".join(f'#include "{unit}"\n' for unit in _UNITS)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / "made.so"
@@ -162,7 +162,7 @@ def build(folder: Path | None = None) -> Path:
             file.flush()
             os.fsync(file.fileno())
         made.chmod(0o755)
-        made.replace(target)  # all at once: another process may be looking for it
+        made.replace(target)  # in one step: another process may be looking for the file
     for other in target.parent.glob(target.name[:-15] + "*.so"):  # of other sources
         if other != target:
             other.unlink(missing_ok=True)

@@ -220,8 +220,8 @@ def _is_builtin(namespace: dict[str, Any], name: str) -> bool:
 # `type(x)` for itself. So in a module whose code calls `type`, the name `type` in its globals is bound during a
 # capture to a class that answers the type of the object behind a stand-in, and is like `type` otherwise.
 #
-# Known weakness: in a module that also calls `type`, `C is type` is False during a capture if `C` comes from
-# elsewhere than `type(...)` and that name: `x.__class__`, a default, another module. `==` is right.
+# Known weakness: in a module that also calls `type`, `C is type` is False during a capture if `C` comes from anything
+# but `type(...)` or that name: `x.__class__`, a default, another module. `==` is right.
 
 
 class _AsType(type):

@@ -33,7 +33,7 @@ class RegionsOfCapture(Protocol):
 
 _checkpoint: Any = checkpoint_module
 _Selective: Any = _checkpoint._CachingTorchDispatchMode
-_Region: Any = type(torch.ops.higher_order.tag_activation_checkpoint)
+_Region = type(torch.ops.higher_order.tag_activation_checkpoint)
 _original_hook = _checkpoint._checkpoint_hook
 _original_reentrant = _checkpoint.CheckpointFunction
 _original_region = _Region.__call__
@@ -109,7 +109,7 @@ def note_name(tensor: torch.Tensor, name: str) -> None:
     regions = _regions()
     if regions is None:
         return
-    functorch: Any = torch._C._functorch
+    functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     parts = getattr(tensor, "__tensor_flatten__", None)

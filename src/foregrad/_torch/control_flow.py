@@ -90,7 +90,7 @@ def print_formatted(format_str: str, *args: Any, **kwargs: Any) -> None:
 
 
 # -------------------------------------------------------------------- loops
-# PyTorch's operators that loop, as equivalent Python, and operators that only mark the function that they call.
+# PyTorch's operators that loop, as equivalent Python, and operators that only mark the function they call.
 #
 # Each step is recorded by itself, so a graph is right for one number of steps: a size of an argument, which is
 # guarded, or a number decided by values, which is checked. Checked on torch 2.11.0, 2.13.0.
@@ -210,10 +210,10 @@ MEANINGS: dict[str, Callable[..., Any]] = {
 
 
 # -------------------------------------------------------------------- gradients of operands
-# Gradients of an operator that takes functions, where they differ from those of the equivalent Python.
+# Gradients of operators that take functions, where the gradients differ from the equivalent Python's.
 #
-# PyTorch's operators have all their operands as inputs: one that the functions do not use gets a gradient of zeros,
-# and all results have a history as soon as one of the operands has. Checked on torch 2.11.0, 2.13.0.
+# All operands of PyTorch's operators are inputs: an operand that the functions do not use gets a gradient of zeros, and
+# all results have a history as soon as one operand has a history. Checked on torch 2.11.0, 2.13.0.
 
 
 class _Operands(torch.autograd.Function):
@@ -308,12 +308,12 @@ def _tracked(operands: tuple[Any, ...]) -> list[int]:
 # `flex_attention` and its backward, as graphs call them. The operators take functions of single scores (`score_mod`,
 # `mask_mod`) as graphs of their own.
 
-COND: Any = torch.ops.higher_order.cond
-WHILE_LOOP: Any = torch.ops.higher_order.while_loop
-ATTENTION: Any = torch.ops.higher_order.flex_attention
-BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
+COND = torch.ops.higher_order.cond
+WHILE_LOOP = torch.ops.higher_order.while_loop
+ATTENTION = torch.ops.higher_order.flex_attention
+BACKWARD = torch.ops.higher_order.flex_attention_backward
 
-# Compilers run operators under a fake mode, whose rules are looked up by its class.
+# Compilers run operators under a fake mode, and its rules are looked up by the mode's class.
 for _operator in (ATTENTION, BACKWARD):
     _operator.python_key_table.setdefault(NewFakeMode, _operator.python_key_table[FakeTensorMode])
 

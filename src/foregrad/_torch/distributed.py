@@ -22,7 +22,7 @@ _named = [getattr(torch.distributed, name, None) for name in ("DeviceMesh", "Pro
 GROUPS: tuple[type, ...] = tuple(cls for cls in _named if isinstance(cls, type))
 """Classes of objects that say which processes there are: nothing but themselves to a function."""
 
-# Classes; `fully_shard` does it in hooks around the forward, the others in the forward itself.
+# Classes of modules. `fully_shard` works in hooks around the forward, the rest in the forward itself.
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel"),
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
@@ -151,8 +151,8 @@ def _work_class() -> Any:
 # DTensor runs an operator on fakes of the whole tensors, the first time. A capture would record that as work of the
 # function, and random numbers drawn there would be drawn in each call.
 #
-# Its caches have specs as keys. A symbolic size has no hash, which keeps it from them; one that stands for a plain
-# integer of the program has, and a key with it would be found, and asked, by later calls.
+# Its caches have specs as keys. A symbolic size has no hash, so no key holds it. But a symbolic size that stands for a
+# plain integer of the program has a hash, and later calls would find a key with such a size and ask the size.
 
 
 _MODULE, _CLASS = "torch.distributed.tensor._sharding_prop", "ShardingPropagator"

@@ -224,12 +224,12 @@ def lookup_backend(name: str) -> Callable[..., Any]:
 # -------------------------------------------------------------------- x.data in graphs
 # `x.data` and `x.data = y` in Dynamo's graphs, as eager runs them. Checked on torch 2.11.0, 2.13.0, 2.15.0.
 #
-# Dynamo writes `x.data = y` as `set_` under `no_grad` and a function that decrements the version counter. That cuts a
-# leaf off from gradients of earlier results, and the counter of a tensor that began at 0 still moves. Since 2.15 it
-# writes an operator, which leaves strides and the storage unchanged.
+# Dynamo writes `x.data = y` as `set_` under `no_grad` and a function that decrements the version counter. So a leaf
+# loses the gradients of earlier results, and the counter of a tensor that began at 0 still moves. Since 2.15 it writes
+# an operator, which leaves strides and the storage unchanged.
 
 
-_SET: Any = torch._C.TensorBase.set_  # a capture replaces `torch.Tensor.set_`
+_SET = torch._C.TensorBase.set_  # a capture replaces `torch.Tensor.set_`
 _autograd: Any = torch._C._autograd
 _GET_DATA: Any = _autograd._get_data_attr
 _COPY_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)

@@ -21,7 +21,7 @@ from ..locks import Bind
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"  # if that is not loaded, it is not on
-_set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+_set_eval_frame: Callable[[Any], object] = torch._C._dynamo.eval_frame.set_eval_frame
 _original_compile = torch.compile
 
 
@@ -53,7 +53,7 @@ def install(bind: Bind, is_capturing: Callable[[], bool], region_runner: Callabl
     if original is None:
         return
 
-    def callback_from_stance(callback: Any) -> Any:
+    def callback_from_stance(callback: object) -> object:
         if not is_capturing():
             return original(callback)
         count = getattr(module, "set_fullgraph_compiled_frame_count", None)
@@ -69,8 +69,8 @@ def install(bind: Bind, is_capturing: Callable[[], bool], region_runner: Callabl
 # -------------------------------------------------------------------- functions under torch.compiler.disable
 # Functions under `torch.compiler.disable`, which a capture redirects. Checked on torch 2.13.0.
 #
-# Such a function is a closure of PyTorch's which asks Dynamo for its callback, then calls the user's function, a free
-# variable of it. When it asks, during a capture, that variable is bound to a function of ours for this one call.
+# PyTorch wraps such a function in a closure. The closure asks Dynamo for its callback, then calls the user's function,
+# a free variable. When the closure asks during a capture, the variable is bound to a function of ours for one call.
 # Functions that PyTorch itself has disabled (checkpoints, optimizers) are not redirected.
 
 
@@ -86,7 +86,7 @@ def _code_of_wrappers() -> types.CodeType | None:
     return inner[0] if len(inner) == 1 else None
 
 
-def _bind(frame: types.FrameType, value: Any) -> None:
+def _bind(frame: types.FrameType, value: object) -> None:
     """Set the free variable of a running wrapper."""
     frame.f_locals[_VARIABLE] = value
     if sys.version_info < (3, 13):  # where `f_locals` is a copy
@@ -106,7 +106,7 @@ def redirect(frame: types.FrameType, region_runner: Callable[[], Any]) -> None:
 class _Redirected:
     """Replacement for a disabled function during one call; other threads may call it meanwhile."""
 
-    def __init__(self, function: Callable[..., Any], region_runner: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[..., object], region_runner: Callable[[], Any]) -> None:
         self.function, self.region_runner = function, region_runner
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
@@ -118,7 +118,7 @@ class _Redirected:
         return self.function(*args, **kwargs) if run is None else run(self.function, args, kwargs)
 
 
-def _makes_tensor(function: Any, args: tuple[Any, ...]) -> bool:
+def _makes_tensor(function: object, args: tuple[object, ...]) -> bool:
     """Whether the function is the constructor of a tensor subclass; the class's operators call it too. Its result is
     part of a graph, its code is not.
     """
@@ -127,7 +127,7 @@ def _makes_tensor(function: Any, args: tuple[Any, ...]) -> bool:
     return issubclass(args[0] if isinstance(args[0], type) else type(args[0]), torch.Tensor)
 
 
-def is_disabled_by_torch(function: Any) -> bool:
+def is_disabled_by_torch(function: object) -> bool:
     """Whether a disabled function is PyTorch's, or disabled by PyTorch: a method belongs to its object, and the handler
     of every dispatch mode is disabled by PyTorch.
     """
@@ -141,10 +141,10 @@ def is_disabled_by_torch(function: Any) -> bool:
 
 
 # -------------------------------------------------------------------- Dynamo's tables of functions
-# Dynamo's tables of functions, which it makes when it first needs them. Checked on torch 2.13.0.
+# Dynamo makes its tables of functions when it first needs them. Checked on torch 2.13.0.
 #
-# The tables hold torch's functions by identity. A table that another thread makes while a capture has some of these
-# replaced would hold the replacements for the rest of the process: Dynamo would break graphs without need.
+# The tables hold torch's functions by identity. If a second thread makes a table while a capture has replaced some
+# functions, the table holds the replacements for the rest of the process: Dynamo would break graphs without need.
 
 
 _RULES = "torch._dynamo.trace_rules"
@@ -154,7 +154,7 @@ _MODULES = (
     *(f"torch._dynamo.variables.{name}" for name in ("torch", "builder", "builtin", "functions", "tensor")),
 )
 _Cache = type(functools.cache(lambda: None))
-_tables: dict[str, list[Any]] = {}  # the loaded tables, by module
+_tables: dict[str, list[object]] = {}  # the loaded tables, by module
 _made: set[int] = set()
 
 
@@ -193,7 +193,7 @@ def _tables_of(name: str) -> list[Any]:
     return _tables[name]
 
 
-def is_disabled(function: Any) -> bool:
+def is_disabled(function: object) -> bool:
     """Whether the program marked a function with `torch.compiler.disable`, or with an equal mark."""
     if not getattr(function, "_torchdynamo_disable", False):
         return False

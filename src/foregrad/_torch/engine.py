@@ -19,9 +19,9 @@ from .requirements import is_at_least
 
 __all__ = ["TorchFunctionMode", "forward_ad"]  # handed on
 
-disable_autocast: Any = torch._C._DisableAutocast
+disable_autocast = torch._C._DisableAutocast
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
-keeps_versions: Any = torch.autograd.grad_mode._unsafe_preserve_version_counter
+keeps_versions = torch.autograd.grad_mode._unsafe_preserve_version_counter
 current_backward: Callable[[], int] = torch._C._current_graph_task_id  # its number; -1 where none is running
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -34,15 +34,15 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 
-def single_level(name: str, methods: dict[str, Any]) -> Callable[..., Any]:
+def single_level(name: str, methods: dict[str, object]) -> Callable[..., Any]:
     """The apply of a Function that deals with the wrappers of functorch's top level itself."""
-    kind: Any = torch.autograd.function._SingleLevelFunction
+    kind = torch.autograd.function._SingleLevelFunction
     made: Any = type(name, (kind,), methods)
     apply: Callable[..., Any] = made.apply
     return apply
 
 
-def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:
+def beside_threads(apply: Callable[..., object]) -> Callable[..., Any]:
     """An apply from `direct_apply` that doesn't deadlock with threads that share leaves.
 
     `Function.apply` locks each leaf to find its accumulator while it holds the GIL. An operator in a second thread may
@@ -50,7 +50,7 @@ def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:
     alias, made without the GIL, holds the accumulators too.
     """
 
-    def call(others: Any, *taken: torch.Tensor) -> Any:
+    def call(others: object, *taken: torch.Tensor) -> Any:
         if _thread._count() and torch.is_grad_enabled():
             _held = [x.view_as(x) for x in taken if x.requires_grad and (x.is_leaf or x._is_view())]
         return apply(others, *taken)
@@ -76,8 +76,8 @@ def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | No
             with contextlib.suppress(RuntimeError):  # see below
                 needs_input_grad[position] = node_after is None or bool(_will_run(node_after))
         return None if all(needs_input_grad) else tuple(needs_input_grad)
-    # For a leaf in autograd.grad's `inputs=` the query raises, which takes as long as a hundred answers. So only the
-    # first and the last such leaf are queried: all gradients between them count as needed.
+    # For a leaf in autograd.grad's `inputs=` the query raises, and an error takes as long as a hundred answers. So only
+    # the first and the last such leaf are queried: all gradients between them count as needed.
     for positions in (range(len(following)), range(len(following) - 1, -1, -1)):
         for position in positions:
             if following[position] is None:
@@ -94,7 +94,7 @@ def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | No
 _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
-def is_node_with(node: Any, attribute: str) -> bool:
+def is_node_with(node: object, attribute: str) -> bool:
     """Whether a node is foregrad's: in C++, or of a Function with the attribute."""
     return hasattr(node, "wanted_gradients") or hasattr(getattr(node, "_forward_cls", None), attribute)
 
@@ -118,7 +118,8 @@ def is_foreign_mode_on() -> bool:
 # --------------------------------------------------------------------------------------------------------------- modes
 
 
-# Context: torch functions reach no mode and no subclass. Not looked up in a capture, where users find another there.
+# Context: torch functions reach no mode and no subclass. Kept from import on: during a capture the name leads to a
+# replacement.
 without_torch_functions: Callable[[], Any] = torch._C.DisableTorchFunction
 
 
@@ -153,10 +154,10 @@ class ThreadDispatchMode(TorchDispatchMode):
 def without_modes(function_mode: TorchFunctionMode | None, dispatch_mode: TorchDispatchMode) -> Iterator[None]:
     """Context: these two modes see nothing; other modes do. `function_mode` may be off, or None."""
     is_on = is_function_mode_on(function_mode)
-    above: list[Any] = []
+    above: list[object] = []
     while (mode := _pop_mode()) is not dispatch_mode:
         above.append(mode)
-    functions: list[Any] = []
+    functions: list[object] = []
     while is_on and (above_function_mode := _pop_function_mode()) is not function_mode:
         functions.append(above_function_mode)
     _push_all(_push_mode, above)
@@ -175,7 +176,7 @@ def without_modes(function_mode: TorchFunctionMode | None, dispatch_mode: TorchD
         _push_all(_push_function_mode, functions)
 
 
-def _push_all(push: Callable[[Any], None], modes: list[Any]) -> None:
+def _push_all(push: Callable[[Any], None], modes: list[object]) -> None:
     for mode in reversed(modes):
         push(mode)
 
@@ -329,7 +330,7 @@ def _is_there(device: torch.device) -> bool:
     return module is not None and bool(getattr(module, "is_initialized", module.is_available)())
 
 
-def kernel_switches() -> tuple[Any, ...]:
+def kernel_switches() -> tuple[object, ...]:
     """Settings of the process that the layout of an operator's result may depend on, besides its arguments."""
     c = torch._C
     return (
@@ -350,15 +351,15 @@ def kernel_switches() -> tuple[Any, ...]:
 # -------------------------------------------------------------------- gradients that are handed on
 # Gradients that go from one autograd node to another whole, beside the edges between them.
 #
-# Edges of the compiled function's node carry plain tensors of the captured sizes. A gradient of another kind (another
-# class, other metadata, a plain tensor for a wrapper) is left with the node, for the backward that runs now.
+# Edges of the compiled function's node carry plain tensors of the captured sizes. A gradient that differs in kind
+# (class, metadata, a plain tensor for a wrapper) is left with the node, for the backward that runs now.
 
 
 TAKES_HANDED = "takes_handed"  # an attribute of Functions whose backward looks for such gradients
 _HANDED = "foregrad: gradients of other kinds"  # in a node's metadata
 
 
-def hand_over(edges: Sequence[tuple[Any, int]], gradient: Any) -> bool:
+def hand_over(edges: Sequence[tuple[object, int]], gradient: object) -> bool:
     """Leave a gradient with the compiled function that all these edges lead to. False if there is no single one."""
     connected = [edge for edge in edges if edge[0] is not None]
     nodes = {node for node, _ in connected}
@@ -368,12 +369,12 @@ def hand_over(edges: Sequence[tuple[Any, int]], gradient: Any) -> bool:
     return True
 
 
-def hand_to(node: Any, gradient: Any, places: tuple[int, ...] = ()) -> None:
+def hand_to(node: Any, gradient: object, places: tuple[int, ...] = ()) -> None:
     """Leave a gradient with a node that runs later in the backward."""
     node.metadata.setdefault(_HANDED, []).append((current_backward(), places, gradient))
 
 
-def take_handed(node: Any) -> list[tuple[tuple[int, ...], Any]]:
+def take_handed(node: Any) -> list[tuple[tuple[int, ...], object]]:
     """The gradients left with a node in the backward, each with its outputs."""
     handed = node.metadata.pop(_HANDED, ())
     return [(places, gradient) for backward, places, gradient in handed if backward == current_backward()]

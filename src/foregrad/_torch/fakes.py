@@ -25,7 +25,7 @@ __all__ = ["FakeTensor", "FakeTensorMode"]  # handed on
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 
 _META = torch.device("meta")
-_NoDispatch: Any = torch._C._DisableTorchDispatch
+_NoDispatch = torch._C._DisableTorchDispatch
 _empty_strided = torch._C._VariableFunctions.empty_strided
 _make_subclass: Any = torch.Tensor._make_subclass
 
@@ -107,13 +107,13 @@ class FakeFactory:
         return factory
 
 
-_set_attributes: Any = torch.Tensor.__dict__["__dict__"].__set__
+_set_attributes = torch.Tensor.__dict__["__dict__"].__set__
 
 
 def new_fake(
     mode: FakeTensorMode,
-    shape: Any,
-    stride: Any,
+    shape: object,
+    stride: object,
     dtype: torch.dtype,
     device: torch.device,
     offset: int = 0,
@@ -148,7 +148,7 @@ def new_fake_over(
     return fake
 
 
-def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """`aten._grouped_mm` on fakes: torch's rule takes bfloat16 alone, the CPU's kernel other floats too."""
     func = torch.ops.aten._grouped_mm.default
     dtype = args[0].dtype
@@ -160,7 +160,7 @@ def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[st
     return new_fake(mode, out.shape, out.stride(), out_dtype, fake_device(args[0]))
 
 
-def fake_multilabel_margin_loss(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def fake_multilabel_margin_loss(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     """`aten.multilabel_margin_loss_forward` on fakes: torch takes the unreduced loss of one sample for a vector."""
     out: Any = mode.dispatch(torch.ops.aten.multilabel_margin_loss_forward.default, (), args, kwargs)
     loss, is_target = out
@@ -169,7 +169,7 @@ def fake_multilabel_margin_loss(mode: FakeTensorMode, args: tuple[Any, ...], kwa
     return loss, is_target
 
 
-def _fake_masked_fill(func: Any) -> Any:
+def _fake_masked_fill(func: Any) -> object:
     def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The kernels' result is contiguous, also in dimensions of size 1."""
         out: Any = mode.dispatch(func, (), args, kwargs)
@@ -179,7 +179,7 @@ def _fake_masked_fill(func: Any) -> Any:
     return run
 
 
-def _fake_sort(func: Any) -> Any:
+def _fake_sort(func: Any) -> object:
     def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The kernels' results have the argument's strides, also in dimensions of size 1."""
         out: Any = mode.dispatch(func, (), args, kwargs)
@@ -191,7 +191,7 @@ def _fake_sort(func: Any) -> Any:
     return run
 
 
-def _fake_of_dtype(func: Any, dtype_of: Callable[[tuple[Any, ...], int], torch.dtype]) -> Any:
+def _fake_of_dtype(func: object, dtype_of: Callable[[tuple[Any, ...], int], torch.dtype]) -> object:
     def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The CPU's kernel gives floating results, by number, these dtypes."""
         out: Any = _by_rule(mode, func, args, kwargs)
@@ -211,7 +211,7 @@ def _of_parameters(args: tuple[Any, ...], at: int) -> torch.dtype:
     return found
 
 
-def _fake_embedding_bag(func: Any) -> Any:
+def _fake_embedding_bag(func: object) -> object:
     def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The CPU's kernel has for bfloat16, too, the quick way that torch's rule knows for other floats."""
         if args[0].dtype is not torch.bfloat16 or fake_device(args[0]).type != "cpu":
@@ -222,23 +222,23 @@ def _fake_embedding_bag(func: Any) -> Any:
     return run
 
 
-def _by_rule(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _by_rule(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return mode.dispatch(func, (), args, kwargs) if mode.shape_env is None else symbolic_fake(mode, func, args, kwargs)
 
 
-def _of_dtype(mode: FakeTensorMode, fake: Any, dtype: torch.dtype) -> Any:
+def _of_dtype(mode: FakeTensorMode, fake: torch.Tensor, dtype: torch.dtype) -> Any:
     """The fake; for a floating fake of a different dtype, an equal fake of `dtype`."""
     if fake.dtype is dtype or not fake.is_floating_point():
         return fake
     return new_fake(mode, fake.shape, fake.stride(), dtype, fake_device(fake))
 
 
-def _fake_uniform(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _fake_uniform(mode: FakeTensorMode, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """The kernel draws into a clone."""
     return mode.dispatch(torch.ops.aten.clone.default, (), args[:1], {})
 
 
-def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     """`aten.view` on fakes: FakeTensor keeps the strides of dimensions of size one, the kernel computes them."""
     source: Any = args[0]
     out: Any = mode.dispatch(torch.ops.aten.view.default, (), args, kwargs)
@@ -265,7 +265,7 @@ _NORMALISATIONS = (
 
 _LOSSES = (torch.ops.aten.soft_margin_loss.default, torch.ops.aten.huber_loss.default)
 
-# Operators for which torch's rules for fakes differ from its kernels.
+# Torch's rules for fakes differ from its kernels for these operators.
 CORRECTED: dict[Any, Any] = {
     torch.ops.aten.view.default: _fake_view,
     torch.ops.aten.sort.default: _fake_sort(torch.ops.aten.sort.default),
@@ -284,7 +284,7 @@ CORRECTED: dict[Any, Any] = {
 }
 
 
-def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """An operator on fakes of symbolic sizes, by its Python kernel if there is one.
 
     Kernels in C++ may read sizes as plain numbers: some raise, some silently specialize the graph.
@@ -306,11 +306,11 @@ def fake_device(tensor: torch.Tensor) -> torch.device:
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
-without_fake_mode: Callable[[], contextlib.AbstractContextManager[Any]] = unset_fake_temporarily
+without_fake_mode: Callable[[], contextlib.AbstractContextManager[object]] = unset_fake_temporarily
 """Context: a fake mode of the program's is off, under which all that is made would be fake."""
 
 
-def is_absent(value: Any) -> TypeGuard[torch.Tensor]:
+def is_absent(value: object) -> TypeGuard[torch.Tensor]:
     """Whether a value is a tensor without values: on `meta`, or fake."""
     return isinstance(value, torch.Tensor) and (isinstance(value, FakeTensor) or value.is_meta)
 
@@ -320,7 +320,7 @@ def real_constants(mode: FakeTensorMode | None) -> contextlib.AbstractContextMan
     return contextlib.nullcontext() if mode is None else bound(mode, "allow_non_fake_inputs", True)
 
 
-def fake_mode_of(values: Any) -> Any:
+def fake_mode_of(values: Any) -> FakeTensorMode | None:
     """The fake mode of the active trace, of the modes that are on, or of fakes among `values`; or None.
 
     Raises torch's error if there are two different ones.
@@ -333,11 +333,11 @@ def fake_mode_of(values: Any) -> Any:
 # -------------------------------------------------------------------- flags of modes
 # PyTorch's flags that some dispatch mode is on: the flags are per process, a mode is per thread.
 #
-# Each mode restores the flags that it found. Two modes on two threads that exit in the order of their entry leave the
-# flags set, and Dynamo compiles nothing any more. `flags_kept` restores them once no thread is inside of it. Checked
-# on torch 2.11.0, 2.13.0.
+# Each mode restores the flags it found. If two modes on two threads exit in the order of their entry, the flags stay
+# set, and Dynamo compiles nothing any more. `flags_kept` restores them once no thread is inside. Checked on torch
+# 2.11.0, 2.13.0.
 #
-# Known weakness: a mode of the program's that is on in one thread meanwhile, and was not before, goes unseen then.
+# Known weakness: a mode that the program enters on one thread in the meantime goes unseen.
 
 
 _NAMES = (

@@ -28,7 +28,7 @@ from .requirements import is_at_least
 _ONCE = f'File "{torch.autograd.function.__file__}"'
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')
 _OFF = ("no_grad", "inference_mode")
-_set_grad_enabled: Any = torch._C._set_grad_enabled
+_set_grad_enabled = torch._C._set_grad_enabled
 
 
 def has_lost_marks(gm: fx.GraphModule) -> bool:

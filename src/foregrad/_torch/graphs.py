@@ -33,17 +33,17 @@ def function_of(node: fx.Node) -> Callable[..., Any]:
     return node.target
 
 
-def is_operator(target: Any) -> bool:
+def is_operator(target: object) -> bool:
     """Whether `target` is one overload of a dispatcher operator, as in `torch.ops.aten.add.Tensor`."""
     return isinstance(target, OpOverload)
 
 
-def is_higher_order(target: Any) -> bool:
+def is_higher_order(target: object) -> bool:
     """Whether `target` is an operator that takes functions or graphs (`cond`, `scan`, a wrapped custom kernel)."""
     return isinstance(target, HigherOrderOperator)
 
 
-_NO_HINT = 4096  # the size of a dimension of which nothing is known
+_NO_HINT = 4096  # the size of a dimension about which nothing is known
 
 
 def size_hint(size: Any) -> int:
@@ -59,19 +59,19 @@ def symbols_in(value: Any) -> set[Any]:
     if is_symbolic(value):
         return set(value.node.expr.free_symbols)
     if isinstance(value, torch.Tensor):
-        numbers: list[Any] = [*value.shape, *value.stride(), value.storage_offset()]
+        numbers: list[object] = [*value.shape, *value.stride(), value.storage_offset()]
         return {s for n in numbers if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
     return set()
 
 
-def symbol_of(value: Any) -> Any:
+def symbol_of(value: object) -> Any:
     """The symbol of a symbolic integer; None for any other expression."""
     if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
         return value.node.expr
     return None
 
 
-def tensor_metadata(tensor: torch.Tensor) -> Any:
+def tensor_metadata(tensor: torch.Tensor) -> object:
     """The value of `node.meta["tensor_meta"]` for a tensor."""
     from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
@@ -143,7 +143,9 @@ class GraphWriter:
         self._buckets: dict[tuple[str, int], dict[fx.Node, None]] = {}
         self._count: dict[str, int] = {}
 
-    def add(self, name: str, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, meta: dict[str, Any]) -> fx.Node:
+    def add(
+        self, name: str, op: str, target: object, args: tuple[Any, ...], kwargs: Any, meta: dict[str, Any]
+    ) -> fx.Node:
         """A node called `name`, a new name."""
         node = fx.Node.__new__(fx.Node)
         _NodeBase.__init__(node, self.graph, name, op, target, None)  # without the checks of `Node.__init__`
@@ -185,8 +187,8 @@ class GraphCopier:
     Names must be unique, as in one graph. `metadata`: gives the copy of a node's metadata.
     """
 
-    def __init__(self, metadata: Callable[[fx.Node], dict[str, Any]] = lambda node: node.meta.copy()) -> None:
-        self.metadata = metadata
+    def __init__(self, metadata: Callable[[fx.Node], dict[str, Any]] | None = None) -> None:
+        self.metadata = metadata or (lambda node: node.meta.copy())
         self.writer = GraphWriter()
         self.graph = self.writer.graph
         self.copies: dict[fx.Node, fx.Node] = {}
@@ -214,9 +216,9 @@ class GraphCopier:
         return node
 
 
-def copied(graph: fx.Graph, metadata: Callable[[fx.Node], dict[str, Any]] | None = None) -> fx.Graph:
+def copied(graph: fx.Graph, metadata: Callable[[fx.Node], dict[str, object]] | None = None) -> fx.Graph:
     """A copy of a graph with the names of its nodes, and their metadata or the result of `metadata`."""
-    copier = GraphCopier() if metadata is None else GraphCopier(metadata)
+    copier = GraphCopier(metadata)
     for node in graph.nodes:
         if node.op == "placeholder":
             copier.placeholder(node)
@@ -246,10 +248,10 @@ def trace_artifact(name: str, text: Callable[[], str]) -> None:
 class _Late:
     """A class attribute of graph modules without code yet: makes the code, and gives the real attribute."""
 
-    def __set_name__(self, owner: Any, name: str) -> None:
+    def __set_name__(self, owner: object, name: str) -> None:
         self.name = name
 
-    def __get__(self, module: Any, owner: Any) -> Any:
+    def __get__(self, module: object, owner: Any) -> Any:
         if owner.without_code is None or "forward" in vars(owner):
             raise AttributeError(self.name)
         owner.without_code().make_code()
@@ -262,20 +264,20 @@ class LateGraph:
 
     `inputs`: the nodes that give its placeholders their names. `constants`: attributes that it may read. `results`: its
     returned values. `body` gives its further nodes in the order to run; nodes outside may use these, too. `make` gives
-    the graph.
+    the graph, with the metadata that a function gives for each of its nodes, if there is one.
     """
 
     inputs: Sequence[fx.Node]
     constants: Sequence[fx.Node]
     results: Sequence[Any]
     body: Callable[[], list[fx.Node]]
-    make: Callable[[], fx.Graph]
+    make: Callable[..., fx.Graph]
 
 
 class _MadeWhenRead:
     """A class attribute of graph modules without a graph yet: makes the graph."""
 
-    def __get__(self, module: Any, owner: Any) -> Any:
+    def __get__(self, module: Any, owner: object) -> fx.Graph:
         late = late_graph_of(module)
         if late is None:
             raise AttributeError("_graph")
@@ -284,7 +286,7 @@ class _MadeWhenRead:
         return graph
 
 
-def late_graph_of(module: Any) -> LateGraph | None:
+def late_graph_of(module: object) -> LateGraph | None:
     """The graph of a module that is not made yet; None if it is."""
     return getattr(module, "__dict__", {}).get("late_graph")
 
@@ -295,6 +297,20 @@ def ends_of(module: fx.GraphModule) -> tuple[Sequence[fx.Node], Sequence[Any]]:
     if late is not None:
         return late.inputs, late.results
     return module.graph.find_nodes(op="placeholder"), next(iter(reversed(module.graph.nodes))).args[0]
+
+
+def body_of(module: fx.GraphModule) -> list[fx.Node]:
+    """The nodes of a graph in order, without its inputs and its output; the graph need not be made for that."""
+    late = late_graph_of(module)
+    if late is not None:
+        return late.body()
+    return [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
+
+
+def copied_graph_of(module: fx.GraphModule, metadata: Callable[[fx.Node], dict[str, Any]]) -> fx.Graph:
+    """A copy of a module's graph with the result of `metadata`; a graph that is not made yet stays so."""
+    late = late_graph_of(module)
+    return copied(module.graph, metadata) if late is None else late.make(metadata)
 
 
 class LateGraphModule(fx.GraphModule):
@@ -342,7 +358,7 @@ def make_code(module: torch.nn.Module) -> None:
 
 
 def make_graph_module(
-    root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str = "GraphModule"
+    root: torch.nn.Module | dict[str, object], graph: fx.Graph, name: str = "GraphModule"
 ) -> fx.GraphModule:
     """A graph module that makes its code late. Attributes that the graph reads are taken from `root`."""
     return LateGraphModule(root, graph, name)
@@ -383,7 +399,7 @@ _GLOBAL_HOOKS = (
 )
 
 
-def is_plain_graph_module(module: Any) -> bool:
+def is_plain_graph_module(module: object) -> bool:
     """Whether calling `module` does nothing but run its graph: no hooks, no forward of its own, no pytree codegen."""
     if not isinstance(module, torch.fx.GraphModule):
         return False
@@ -394,7 +410,7 @@ def is_plain_graph_module(module: Any) -> bool:
         return False
     if any(getattr(torch.nn.modules.module, hooks) for hooks in _GLOBAL_HOOKS):
         return False
-    codegen = module.graph._codegen
+    codegen = torch.fx.graph.CodeGen() if late_graph_of(module) is not None else module.graph._codegen
     return type(codegen) is torch.fx.graph.CodeGen and codegen._body_transformer is None
 
 
@@ -404,12 +420,12 @@ def is_random(node: fx.Node) -> bool:
 
 
 def piece(
-    gm: fx.GraphModule, inputs: Collection[fx.Node], nodes: Collection[fx.Node], results: Sequence[Any], name: str
+    gm: fx.GraphModule, inputs: Collection[fx.Node], nodes: Collection[fx.Node], results: Sequence[object], name: str
 ) -> fx.GraphModule:
     """Some nodes of a graph, in order, as a graph of its own, with the constants that are read or returned."""
     copier = GraphCopier()
 
-    def copy_constants(used: Sequence[Any]) -> None:
+    def copy_constants(used: Sequence[object]) -> None:
         for node in used:
             if isinstance(node, fx.Node) and node.op == "get_attr" and node not in copier.copies:
                 copier.copy(node)

@@ -11,13 +11,13 @@ from torch.nn.modules import module as nn_module
 from .engine import count_function_modes
 
 TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
-GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard
+GlobalStateGuard = torch._C._dynamo.guards.GlobalStateGuard
 
 dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
-function_mode: Callable[[int], Any] = torch._C._get_function_stack_at
+function_mode: Callable[[int], object] = torch._C._get_function_stack_at
 is_inference: Callable[[], bool] = torch.is_inference_mode_enabled
 fills_uninitialized: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory
-# Which kernels `scaled_dot_product_attention` may choose from.
+# The settings that allow kernels of `scaled_dot_product_attention`.
 ATTENTION_FLAGS: list[Callable[[], bool]] = [
     torch._C._get_math_sdp_enabled,
     torch._C._get_flash_sdp_enabled,
@@ -56,7 +56,7 @@ _MUTABLE = _Probe()
 _MOST_BESIDE = 30  # attributes that CPython keeps beside an object's `__dict__`; with more, the dict has them itself
 
 
-def versions_tell(table: dict[Any, Any]) -> bool:
+def versions_tell(table: dict[object, object]) -> bool:
     """Whether the version of a dict counts every write to it."""
     return _ATTRIBUTES_ARE_COUNTED or len(table) > _MOST_BESIDE
 
@@ -71,7 +71,7 @@ def matmul_precision() -> str | tuple[str, ...]:
         return tuple(torch._C._get_fp32_precision_getter(backend, "matmul") for backend in ("cuda", "mkldnn"))
 
 
-def functions_of_c(names: Iterable[str]) -> list[Callable[..., Any]]:
+def functions_of_c(names: Iterable[str]) -> list[Callable[..., object]]:
     """PyTorch's own functions of C with the `names`, as far as they exist."""
     return [function for name in names if callable(function := getattr(torch._C, name, None))]
 
@@ -81,9 +81,9 @@ def current_device() -> Any:
     return getattr(function_mode(0), "device", None) if count_function_modes() else None
 
 
-def global_state() -> dict[str, Any]:
+def global_state() -> dict[str, object]:
     """The state that a `GlobalStateGuard` compares, for people; slow."""
-    state: dict[str, Any] = {
+    state: dict[str, object] = {
         "grad mode": torch.is_grad_enabled(),
         "default dtype": torch.get_default_dtype(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -107,14 +107,14 @@ def global_state() -> dict[str, Any]:
 _PART = 1000
 
 
-def _in_parts(objects: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
+def _in_parts(objects: tuple[object, ...]) -> tuple[tuple[object, ...], ...]:
     return tuple(objects[start : start + _PART] for start in range(0, len(objects), _PART))
 
 
 class CheckTree:
     """Checks on a tuple of objects, made once, run by one call into C++ (`check(objects)`)."""
 
-    def __init__(self, objects: tuple[Any, ...]) -> None:
+    def __init__(self, objects: tuple[object, ...]) -> None:
         from torch._dynamo.guards import GuardManagerType
 
         self._kind = GuardManagerType.GUARD_MANAGER
@@ -124,7 +124,7 @@ class CheckTree:
         self._parts: dict[int, Any] | None = {} if len(objects) > _PART else None
         self.check: Callable[[tuple[Any, ...]], bool] = self._root.check if self._parts is None else self._check_parts
 
-    def _check_parts(self, objects: tuple[Any, ...]) -> bool:
+    def _check_parts(self, objects: tuple[object, ...]) -> bool:
         return bool(self._root.check(_in_parts(objects)))
 
     def of(self, index: int) -> Any:
@@ -137,7 +137,7 @@ class CheckTree:
             self._parts[number] = self._root.tuple_getitem_manager(number, "", part, self._kind)
         return self._parts[number].tuple_getitem_manager(at, "", self._objects[index], self._kind)
 
-    def key(self, node: Any, holder: Any, key: Any) -> Any:
+    def key(self, node: Any, holder: Any, key: object) -> Any:
         """The node of `holder[key]`, for dicts."""
         # PyTorch checks an immutable item only if the version of the dict has changed.
         example = holder[key] if versions_tell(holder) else _MUTABLE
@@ -151,12 +151,12 @@ class CheckTree:
         return node.getattr_manager(name, "", getattr(holder, name), self._kind)
 
     @staticmethod
-    def unchanged(node: Any, holder: dict[Any, Any]) -> None:
+    def unchanged(node: Any, holder: dict[object, object]) -> None:
         """Guard on the dict being unwritten from now on."""
         node.add_dict_version_guard(holder, [], None)
 
     @staticmethod
-    def lacks(node: Any, key: Any) -> None:
+    def lacks(node: Any, key: object) -> None:
         node.add_dict_contains_guard(False, key, [], None)
 
     @staticmethod
@@ -167,12 +167,12 @@ class CheckTree:
             node.add_length_check_guard(len(holder), [], None)
 
     @staticmethod
-    def equals(node: Any, value: Any) -> None:
+    def equals(node: Any, value: object) -> None:
         """Guard on equality with `value`, and on the type."""
         node.add_equals_match_guard(value, [], None)
 
     @staticmethod
-    def is_(node: Any, value: Any) -> None:
+    def is_(node: Any, value: object) -> None:
         """Guard on the identity of an object, as long as that lives."""
         node.add_id_match_guard(id(value), [], None)
 
@@ -180,7 +180,7 @@ class CheckTree:
     def type_is(node: Any, cls: type) -> None:
         node.add_type_match_guard(id(cls), [], None)
 
-    def shape(self, index: int, value: Any, cls: type, table: dict[str, Any]) -> None:
+    def shape(self, index: int, value: object, cls: type, table: dict[str, object]) -> None:
         """Guard on the class and the `__dict__` of the object behind the weak reference at `index`, `value` now."""
         node = self.of(index).weakref_call_manager("", value, self._kind)
         self.type_is(node, cls)

@@ -15,8 +15,8 @@ import torch
 from .requirements import is_at_least
 from .tensors import history_of
 
-# Nodes of PyTorch's that, as custom Functions, give zeros where other nodes leave a gradient undefined. And nodes that
-# pass a gradient for their further outputs, statistics, on or not, by which of these have one.
+# PyTorch's nodes that give zeros, as custom Functions do, where most nodes leave a gradient undefined; and nodes whose
+# further outputs (statistics) decide by their gradients whether anything is passed on.
 _NORM = frozenset({"NativeGroupNormBackward0"})
 GIVING_ZEROS = frozenset({"TriangularSolveBackward0"})
 CHOOSING: frozenset[str] = frozenset()
@@ -24,7 +24,7 @@ if is_at_least(2, 14):
     GIVING_ZEROS |= _NORM
 else:
     CHOOSING = _NORM
-# What `torch.asarray` takes for `requires_grad` where it is given none; None keeps the history that a tensor has.
+# The value that `torch.asarray` takes for a missing `requires_grad`; None keeps a tensor's history.
 AS_ARRAY_REQUIRES_GRAD = None if is_at_least(2, 12) else False
 
 
@@ -55,7 +55,7 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
 def nodes_behind(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
     """The autograd nodes behind outputs, one after the other, for a search that may soon end."""
     waiting = [history_of(output) for output in outputs]
-    seen: set[Any] = {None}
+    seen: set[object] = {None}
     while waiting:
         node = waiting.pop()
         if node not in seen:
@@ -85,7 +85,7 @@ def noting_arrival(leaves: Mapping[Any, torch.Tensor]) -> Iterator[dict[Any, Non
                     leaf._backward_hooks = None
 
 
-def _note(arrived: dict[Any, None], key: Any, gradient: torch.Tensor) -> None:
+def _note(arrived: dict[object, None], key: Any, gradient: torch.Tensor) -> None:
     arrived.pop(key, None)  # present if the engine ran before and stopped at an error
     arrived[key] = None
 
@@ -107,7 +107,7 @@ def keeps_tensors(node: Any) -> bool:
         return True
 
 
-def was_freed(node: Any) -> bool:
+def was_freed(node: object) -> bool:
     """Whether a node in Python has freed its saved tensors."""
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return False
@@ -119,5 +119,5 @@ def was_freed(node: Any) -> bool:
 
 
 @functools.cache
-def _saved_names(kind: Any) -> tuple[str, ...]:
+def _saved_names(kind: object) -> tuple[str, ...]:
     return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))

@@ -24,7 +24,7 @@ from ..locks import bound
 class _OnlyDefined(collections.OrderedDict[Any, Any]):
     """The hooks of a tensor, never called with None."""
 
-    def __setitem__(self, key: Any, hook: Any) -> None:
+    def __setitem__(self, key: object, hook: Any) -> None:
         super().__setitem__(key, _spared(hook))
 
 
@@ -32,7 +32,7 @@ class _HookAround(functools.partial[Any]):
     """A hook around a hook."""
 
     def __new__(cls, hook: Any) -> Any:
-        # A partial of a partial takes over the function of that, from Python 3.13 on past a `__call__` of its own.
+        # A partial of a partial takes over the inner function, from Python 3.13 on past a `__call__` of its own.
         is_derived = isinstance(hook, functools.partial) and type(hook).__call__ is not functools.partial.__call__
         return super().__new__(cls, hook.__call__ if is_derived else hook)
 
@@ -40,11 +40,11 @@ class _HookAround(functools.partial[Any]):
 class _UnlessNone(_HookAround):
     """A hook that is not called with None."""
 
-    def __call__(self, gradient: Any) -> Any:
+    def __call__(self, gradient: object) -> Any:
         return None if gradient is None else super().__call__(gradient)
 
 
-def _spared(hook: Any) -> Any:
+def _spared(hook: object) -> object:
     # Hooks of several tensors count their calls, and expect one for each tensor whose node runs.
     counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__
     return hook if counts or isinstance(hook, _UnlessNone) else _UnlessNone(hook)
@@ -56,11 +56,11 @@ _thread = threading.local()
 class _UnlessCut(_HookAround):
     """A hook that is not called with None if gradients were cut off on their way to its tensor."""
 
-    def __call__(self, gradient: Any) -> Any:
+    def __call__(self, gradient: object) -> Any:
         return None if gradient is None and getattr(_thread, "is_cut", False) else super().__call__(gradient)
 
 
-def unless_cut(hook: Any) -> Any:
+def unless_cut(hook: object) -> object:
     """The hook for a traced tensor: see `gradients_cut`."""
     counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__  # as in `_spared`
     return hook if counts else _UnlessCut(hook)
@@ -71,7 +71,7 @@ def gradients_cut() -> contextlib.AbstractContextManager[None]:
     return bound(_thread, "is_cut", True)
 
 
-def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:
+def spare_leaves(node: Any, gradients: Sequence[object]) -> None:
     """Keep hooks of leaves from calls with None, before `node` returns these gradients."""
     for (following, _), gradient in zip(node.next_functions, gradients, strict=True):
         leaf = None if gradient is not None else getattr(following, "variable", None)
@@ -89,19 +89,19 @@ class _UnlessSame(_HookAround):
 
     before: Any = None
 
-    def __call__(self, leaf: Any) -> Any:
+    def __call__(self, leaf: object) -> Any:
         before, self.before, now = self.before, None, _state_of_gradient(leaf)
         is_same = before is not None and before[0] is now[0] and before[1] == now[1]
         return None if is_same else super().__call__(leaf)
 
 
-def _state_of_gradient(leaf: Any) -> tuple[Any, Any]:
+def _state_of_gradient(leaf: Any) -> tuple[object, object]:
     """The gradient, by each tensor's one weak reference, and the number of writes to the gradient."""
     gradient = own_gradient(leaf)
     return (None, None) if gradient is None else (weakref.ref(gradient), gradient._version)
 
 
-def only_defined(tensor: Any) -> None:
+def only_defined(tensor: torch.Tensor) -> None:
     """Keep hooks of a result from calls with None, before the first is registered."""
     tensor._backward_hooks = _OnlyDefined()
 
@@ -111,7 +111,7 @@ def defined_hooks_only(function: type[torch.autograd.Function]) -> None:
     cls: Any = function._backward_cls
     register = cls._register_hook_dict
 
-    def register_defined(self: Any, tensor: Any) -> None:
+    def register_defined(self: Any, tensor: torch.Tensor) -> None:
         only_defined(tensor)
         self.hooks_of = {**getattr(self, "hooks_of", {}), tensor.output_nr: tensor._backward_hooks}
         register(self, tensor)
@@ -124,14 +124,14 @@ class _Refusing(collections.OrderedDict[Any, Any]):
 
     refuse: Callable[[], None]
 
-    def __setitem__(self, key: Any, hook: Any) -> None:
+    def __setitem__(self, key: object, hook: object) -> None:
         self.refuse()
 
     def __bool__(self) -> bool:
         return False
 
 
-def refuse_hooks(tensor: Any, hook: Callable[[Any], None], refuse: Callable[[], None]) -> None:
+def refuse_hooks(tensor: Any, hook: Callable[[object], None], refuse: Callable[[], None]) -> None:
     """Make `register_hook` on a tensor without hooks call `refuse` from now on.
 
     `hook` runs with the tensor's gradient, or None, when one is asked for or arrives.
@@ -150,10 +150,10 @@ def refuse_hooks(tensor: Any, hook: Callable[[Any], None], refuse: Callable[[], 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
 
-def asked_by(tensor: torch.Tensor) -> Sequence[Any]:
+def asked_by(tensor: torch.Tensor) -> Sequence[object]:
     """In a hook: the outputs that are differentiated with respect to `tensor`; empty if it is not among the inputs."""
     own = _engine_of(sys._getframe(1))
-    # On a thread of the engine, for another device, the waiting thread is one of the others.
+    # On the engine's thread for a second device, the waiting thread is a different thread.
     frames = [own] if own is not None else list(filter(None, map(_engine_of, sys._current_frames().values())))
     for frame in frames:
         values = frame.f_locals
@@ -188,7 +188,7 @@ _TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 UNHOOKED = f"not ({{0}}.{_TABLES[0]} or {{0}}.{_TABLES[1]})"  # Python that asks a tensor
 
 
-def gradient_hooks(tensor: torch.Tensor) -> dict[str, Any]:
+def gradient_hooks(tensor: torch.Tensor) -> dict[str, object]:
     """The hooks that run when a gradient arrives at a leaf, by Python that asks the leaf `{}` for each; {} for none."""
     with torch._C.DisableTorchFunction():
         tables: dict[str, Any] = {table: getattr(tensor, table) for table in _TABLES}
@@ -218,7 +218,7 @@ def hooked_as(stand_ins: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterato
                 handle.remove()
 
 
-def _call_with(hook: Any, real: torch.Tensor, _: torch.Tensor) -> Any:
+def _call_with(hook: Any, real: torch.Tensor, _: torch.Tensor) -> object:
     return hook(real)
 
 

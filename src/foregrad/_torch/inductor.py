@@ -30,7 +30,7 @@ from .kernels import kernels_together
 from .symbols import is_symbolic, shape_env
 from .tensors import storage_key
 
-REALIZED = "inductor_realize_to_strides"  # in the `meta` of a node whose value gets memory of its own, as laid out
+REALIZED = "inductor_realize_to_strides"  # in the `meta` of a node whose value gets its own memory in this layout
 
 _alone = make_lock()
 Strides = list[tuple[Any, ...] | None]
@@ -104,7 +104,7 @@ class _Kernels:
         """Accepted and ignored, as the bar's method."""
 
 
-# Operators whose kernels check values (probabilities, deviations) and whose decompositions do not.
+# Kernels of these operators check values (probabilities, deviations); the decompositions do not.
 _CHECKING = [torch.ops.aten.binary_cross_entropy.default, torch.ops.aten.bernoulli.default]
 _CHECKING += [torch.ops.aten.normal.Tensor_Tensor, torch.ops.aten.normal.float_Tensor]
 
@@ -550,8 +550,8 @@ def _functions_in(pattern: Any) -> Iterator[frozenset[Any]]:
 
 # -------------------------------------------------------------------- flex_attention
 
-_ATTENTION: Any = torch.ops.higher_order.flex_attention
-_BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
+_ATTENTION = torch.ops.higher_order.flex_attention
+_BACKWARD = torch.ops.higher_order.flex_attention_backward
 _OPTIONS = {_ATTENTION: 6, _BACKWARD: 11}  # the position of the kernel's options among the arguments
 
 

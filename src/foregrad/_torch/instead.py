@@ -89,7 +89,7 @@ def _fake_reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 # -------------------------------------------------------------------- states of generators
 # The operators note the state of a random generator, go back to it, and return. They are for graphs that run node by
 # node in their order: no data dependency ties a random operator to the node that rewinds its generator. A pass that
-# drops nodes from such a graph asks `replayed`.
+# drops nodes from such graphs asks `replayed`.
 
 
 def _note(device: torch.device) -> torch.Tensor:
@@ -132,11 +132,11 @@ for _name, _run, _fake in (
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"foregrad::{_name}", _fake, lib=_library)
 
-OFFLOAD: Any = torch.ops.foregrad.offload.default
-RELOAD: Any = torch.ops.foregrad.reload.default
-NOTE: Any = torch.ops.foregrad.random_state.default
-REWIND: Any = torch.ops.foregrad.rewind_random.default
-RESUME: Any = torch.ops.foregrad.resume_random.default
+OFFLOAD = torch.ops.foregrad.offload.default
+RELOAD = torch.ops.foregrad.reload.default
+NOTE = torch.ops.foregrad.random_state.default
+REWIND = torch.ops.foregrad.rewind_random.default
+RESUME = torch.ops.foregrad.resume_random.default
 for _op in (NOTE, REWIND, RESUME):
     torch.fx.node.has_side_effect(_op)
 

@@ -37,7 +37,7 @@ def has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def _is_plain(tensor: Any) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether the memory is PyTorch's. Memory that can't grow belongs to a different library, one that counts no
     users.
     """
@@ -60,11 +60,11 @@ def _alone() -> tuple[int, ...]:
 # -------------------------------------------------------------------- allocations
 # Allocations of a call on the CPU, as the allocator reports them. Checked on torch 2.13.0.
 #
-# The reports go to a profiler of the thread. The call runs on a thread of its own, which has no modes, no autocast and
-# no profiler: a profile that the user takes meanwhile neither sees the call nor is disturbed.
+# The reports go to a profiler of the thread. The call runs on its own thread, without modes, autocast or profiler: a
+# profile that the user takes meanwhile neither sees the call nor is disturbed.
 
 
-def peak_bytes(make_call: Callable[[], Callable[[], Any]]) -> int | None:
+def peak_bytes(make_call: Callable[[], Callable[[], object]]) -> int | None:
     """The most bytes in use at once while a call runs, beyond those in use before; None if the call fails.
 
     `make_call` makes the call's operands, on the calling thread.
@@ -84,7 +84,7 @@ def peak_bytes(make_call: Callable[[], Callable[[], Any]]) -> int | None:
     return peaks[0] if peaks else None
 
 
-def _peak(call: Callable[[], Any]) -> int:
+def _peak(call: Callable[[], object]) -> int:
     torch.get_num_threads()  # gives this thread the number that the process has
     options = (False, True, False, False, False, torch._C._profiler._ExperimentalConfig())
     _autograd._enable_profiler_legacy(_autograd.ProfilerConfig(_autograd.ProfilerState.CPU, *options))

@@ -48,7 +48,7 @@ def native() -> Any:
         _warn(error)
         return None
     module.set_before_hooks(only_defined)
-    # PyTorch's list of nodes written in C++, by which `isinstance(node, torch.autograd.graph.Node)` decides.
+    # PyTorch's list of nodes written in C++, for `isinstance(node, torch.autograd.graph.Node)`.
     setattr(torch._C._functions, module.CompiledFunctionBackward.__name__, module.CompiledFunctionBackward)
     return module
 
@@ -80,7 +80,9 @@ def make_tensor_check(
     return module.TensorCheck(tuple(tensors), tuple(map(tuple, sizes)), tuple(map(tuple, strides)), distinct)
 
 
-def make_version_check(dicts: Sequence[dict[Any, Any]], shapes: Sequence[tuple[Any, type, dict[str, Any]]] = ()) -> Any:
+def make_version_check(
+    dicts: Sequence[dict[object, object]], shapes: Sequence[tuple[object, type, dict[str, object]]] = ()
+) -> Any:
     """`check(anything)`: whether no dict has been written to since now, and each object in `shapes` (weak reference,
     class, `__dict__`) has kept both. None if the extension lacks the check.
     """
@@ -88,15 +90,7 @@ def make_version_check(dicts: Sequence[dict[Any, Any]], shapes: Sequence[tuple[A
     return None if make is None else make(tuple(dicts), tuple(shapes))
 
 
-def make_observer(
-    of_callee: Callable[[Any], int], of_code: Callable[[Any, Any], int], on_call: Callable[[Any, Any], None]
-) -> Any:
-    """The C++ version of `Observer` of `tracing/effects/observed.py`; None if the extension has none."""
-    make = getattr(native(), "Observer", None)
-    return None if make is None else make(of_callee, of_code, on_call)
-
-
-def make_attribute_reader(cls: type, active: Any, not_read_by: Callable[[str], str]) -> Any:
+def make_attribute_reader(cls: type, active: object, not_read_by: Callable[[str], str]) -> object:
     """The C++ version of `_getattribute` of `patches.py` for a class; None if the extension has none."""
     make = getattr(native(), "attribute_reader", None)
     return None if make is None else make(cls, active, not_read_by)
@@ -113,11 +107,13 @@ def _is_plain(tensor: Any) -> bool:
 
 
 # -------------------------------------------------------------------- functions that are diverted
-# Functions of C that do something else for what is captured, by the C++ part. They stay the same objects under every
-# name, and no other thread sees a difference.
+# The C++ part diverts C functions during a capture. The functions stay the same objects under every name, and only the
+# capturing thread sees a difference.
 
 
-def divert(function: Any, instead: Callable[..., Any], types: tuple[type, ...] | None, *, asked: bool = False) -> None:
+def divert(
+    function: object, instead: Callable[..., object], types: tuple[type, ...] | None, *, asked: bool = False
+) -> None:
     """From now on `instead` is called with the arguments, and the function itself where that gives `NotImplemented`.
     Without the C++ part nothing changes.
 

@@ -9,7 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[Any]:
     """The items of a value's lists, tuples and dicts, in order; any other value alone."""
     if isinstance(value, (list, tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
@@ -18,12 +18,12 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: object) -> list[torch.Tensor]:
     """The tensors among the `leaves` of a value."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def mapped(value: Any, kind: Any, fn: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, kind: Any, fn: Callable[[Any], object]) -> Any:
     """A value with `fn` applied to each inner object of a kind (or of several). All tuples become plain tuples."""
     if isinstance(value, kind):
         return fn(value)
@@ -33,7 +33,7 @@ def mapped(value: Any, kind: Any, fn: Callable[[Any], Any]) -> Any:
     return {key: mapped(item, kind, fn) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def frozen(value: Any, kinds: Any, name: Callable[[Any], Any]) -> Any:
+def frozen(value: Any, kinds: Any, name: Callable[[Any], object]) -> Any:
     """An argument as a hashable value, equal for equal arguments; `name` gives the substitute for a value of the
     `kinds`.
 
@@ -76,17 +76,17 @@ def refuse_flattening(cls: type, refuse: Callable[..., Any]) -> None:
     pytree.register_pytree_node(cls, refuse, refuse)
 
 
-def spec_of_structure(value: Any) -> Any:
+def spec_of_structure(value: object) -> Any:
     """PyTorch's `TreeSpec` of a container."""
     return pytree.tree_structure(value)
 
 
-def flattened(value: Any) -> tuple[list[Any], Any]:
+def flattened(value: object) -> tuple[list[Any], Any]:
     """The leaves of a container in the order of PyTorch's pytree, and its `TreeSpec`."""
     return pytree.tree_flatten(value)
 
 
-def flat_arguments(args: Any, kwargs: dict[str, Any], spec: Any) -> list[Any]:
+def flat_arguments(args: tuple[object, ...], kwargs: dict[str, object], spec: Any) -> list[object]:
     """The leaves of a call's arguments, for a `spec` of (args, kwargs): keywords may come in any order."""
     if kwargs:
         names = spec.children()[1].context if hasattr(spec, "children") else spec.children_specs[1].context
@@ -97,6 +97,6 @@ def flat_arguments(args: Any, kwargs: dict[str, Any], spec: Any) -> list[Any]:
     return pytree.tree_leaves((args, kwargs))
 
 
-def mapped_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+def mapped_leaves(function: Callable[[object], object], value: object) -> Any:
     """A container with `function` applied to each leaf, as PyTorch's pytree knows them."""
     return pytree.tree_map(function, value)

@@ -13,11 +13,11 @@ from torch._ops import HigherOrderOperator, OpOverload
 __all__ = ["HigherOrderOperator", "OpOverload"]  # handed on
 
 # The operators that `torch.nn.utils.rnn` calls.
-_VF: Any = torch._VF
+_VF = torch._VF
 PACK_PADDED, PAD_PACKED = _VF._pack_padded_sequence, _VF._pad_packed_sequence
 
 
-def mkldnn_rnn_layer_for_training(*args: Any) -> Any:
+def mkldnn_rnn_layer_for_training(*args: object) -> Any:
     """`aten.mkldnn_rnn_layer` with the workspace that its backward reads; the kernel fills it in grad mode alone."""
     with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
         return torch.ops.aten.mkldnn_rnn_layer.default(*args)
@@ -25,11 +25,11 @@ def mkldnn_rnn_layer_for_training(*args: Any) -> Any:
 
 def convolves_image_by_image(image: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether a convolution on a CPU, as threads are now, multiplies matrices for each image. A fake image will do."""
-    backend: Any = torch._C._select_conv_backend(image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    backend = torch._C._select_conv_backend(image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     return bool(backend.name == "Slow2d")
 
 
-def has_effects(op: Any) -> bool:
+def has_effects(op: object) -> bool:
     """Whether an operator is registered as one with effects, so that it runs also where nobody needs its result."""
     if op in torch.fx.node._side_effectful_functions:  # a profile's range is of the run that begins it
         return getattr(op, "namespace", "") not in ("aten", "profiler")
@@ -89,7 +89,7 @@ INTERNAL_NAMESPACES = frozenset(
 )
 
 
-def waits_for_others(target: Any) -> bool:
+def waits_for_others(target: object) -> bool:
     """Whether an operator is a collective: further processes take part, once."""
     return getattr(target, "namespace", "") == "_c10d_functional"
 
@@ -111,7 +111,7 @@ def operator_called(name: str) -> OpOverload | None:
     return operator if isinstance(operator, OpOverload) and operator.name() == name else None
 
 
-def is_opaque(value: Any) -> bool:
+def is_opaque(value: object) -> bool:
     """Whether a value is an object with contents that only its own operators know."""
     if isinstance(value, torch.ScriptObject):
         return True
@@ -120,7 +120,20 @@ def is_opaque(value: Any) -> bool:
     return bool(is_opaque_type(type(value)))
 
 
-def is_opaque_value(value: Any) -> bool:
+try:
+    from torch._opaque_base import OpaqueBase as _OpaqueBase
+
+    OPAQUE: tuple[type, ...] = (torch.ScriptObject, _OpaqueBase)  # classes of such objects
+except ImportError:  # torch 2.11
+    OPAQUE = (torch.ScriptObject,)
+
+
+def is_opaque_reference(value: object) -> bool:
+    """Whether a value is opaque, and no equal one may be in its place."""
+    return isinstance(value, OPAQUE) and not is_opaque_value(value)
+
+
+def is_opaque_value(value: object) -> bool:
     """Whether the value's class is registered as constant: equal values are interchangeable."""
     try:
         from torch._library.opaque_object import is_opaque_value_type
@@ -133,10 +146,10 @@ def is_opaque_value(value: Any) -> bool:
 # The fastest callable for each operator, and schemas for generated code.
 #
 # An `OpOverload` is called through a Python frame and a generic argument converter. Torch's own Python bindings
-# (`torch.mm`, `Tensor.view`) parse their arguments in generated C++ and reach the dispatcher with the same operator
-# and arguments, about 1 us sooner. They choose the overload by the arguments, so a binding is listed here only with
-# argument kinds for which the choice is certain; a test sends each entry through both doors and compares what the
-# dispatcher sees. Everything else calls the C++ entry inside the `OpOverload`, which saves the Python frame.
+# (`torch.mm`, `Tensor.view`) parse their arguments in generated C++ and reach the dispatcher with the same operator and
+# arguments, about 1 us sooner. The arguments choose the overload, so a binding is listed here only with kinds of
+# arguments that make the choice certain; a test sends each entry through both doors and compares the dispatcher's view.
+# All remaining operators call the C++ entry inside the `OpOverload`, which saves the Python frame.
 #
 # Known weakness: backward operators have no Python binding, and so take the slower door.
 
@@ -225,9 +238,9 @@ _TAKES_NUMBER = frozenset(
 )
 
 
-def _doors() -> dict[str, tuple[Any, str, str]]:
+def _doors() -> dict[str, tuple[object, str, str]]:
     """`operator.overload` -> (namespace, prefix for the name in generated code, name of the binding)."""
-    doors: dict[str, tuple[Any, str, str]] = {}
+    doors: dict[str, tuple[object, str, str]] = {}
     for words, space, prefix in (
         (_FUNCTIONS, torch._C._VariableFunctions, "torch"),
         (_NN_FUNCTIONS, torch._C._nn, "nn"),
@@ -313,7 +326,7 @@ def raw_call(op: Any) -> Any:
     return op._op if type(op) is OpOverload else op
 
 
-def view_call(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
+def view_call(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, object], ...]) -> Any:
     """The quickest function that takes a tensor and exactly these arguments to the view `op(tensor, *args)`."""
     fast = fast_call(op)
     certain = all(type(a) is int or (type(a) in (list, tuple) and all(type(n) is int for n in a)) for a in args)

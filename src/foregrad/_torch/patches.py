@@ -42,10 +42,10 @@ RunRegion = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 class FunctionsOfCapture(Protocol):
     """The capture's record of custom Functions that are applied."""
 
-    def is_region(self, cls: Any) -> bool:
+    def is_region(self, cls: object) -> bool:
         """Whether a Function is to run as an eager region."""
 
-    def applied(self, cls: Any, context: dict[str, Any]) -> None:
+    def applied(self, cls: object, context: dict[str, object]) -> None:
         """Note a Function that was applied. `context`: the attributes that it set on its context."""
 
 
@@ -56,8 +56,8 @@ class Subjects:
     """The subjects of a capture, each known by its class."""
 
     by_class: Mapping[type, Any] = {}
-    rows: Mapping[Any, Callable[..., Any]] = {}  # what is called in place of a torch function that a subject owns
-    operators: Mapping[Any, Callable[..., Any]] = {}  # the same for operators and their namespaces
+    rows: Mapping[object, Callable[..., object]] = {}  # called in place of a torch function that a subject owns
+    operators: Mapping[object, Callable[..., object]] = {}  # the same for operators and their namespaces
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -66,7 +66,7 @@ class Subjects:
         """Marks of all entries so far: later entries may be dropped."""
         return []
 
-    def drop(self, marks: list[Any]) -> None:
+    def drop(self, marks: list[object]) -> None:
         """Forget a trial's entries since `marks`."""
 
     def installers(self) -> Mapping[type, Installer]:
@@ -85,8 +85,8 @@ class Hooks:
     functions: FunctionsOfCapture | None = None
 
     def __init__(self) -> None:
-        self.applied: list[Any] = []  # custom Functions whose forward is running, the outermost first
-        self.swaps: list[Callable[[Any], Any]] = []  # of arguments of custom Functions, see `swapping`
+        self.applied: list[object] = []  # custom Functions with a running forward, the outermost first
+        self.swaps: list[Callable[[Any], object]] = []  # of arguments of custom Functions, see `swapping`
 
     def enter_module(self, module: torch.nn.Module) -> None:
         """Called when a module is called."""
@@ -100,11 +100,11 @@ class Hooks:
     def leave_region(self) -> None:
         """Called when the call of a marked function ends."""
 
-    def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with a stand-in for each real tensor."""
         raise NotImplementedError
 
-    def engine(self, roots: Sequence[Any] | None) -> contextlib.AbstractContextManager[None]:
+    def engine(self, roots: Sequence[object] | None) -> contextlib.AbstractContextManager[None]:
         """The context that autograd's engine runs under. `roots`: the tensors it differentiates for `.grad`; None:
         `.grad` stays.
         """
@@ -116,15 +116,15 @@ class Hooks:
     def missing(self, tensor: torch.Tensor, name: str) -> None:
         """Called when an attribute is read that a tensor does not have."""
 
-    def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
+    def node_hook(self, hook: Callable[[object], object], register: Callable[[object], object]) -> object:
         """Register a hook of the program's on a node."""
         return register(hook)
 
 
 _active = threading.local()
 _original_call = torch.nn.Module.__call__
-_original_tolist: Any = torch._C.TensorBase.tolist
-_original_reduce: Any = torch.Tensor._reduce_ex_internal
+_original_tolist = torch._C.TensorBase.tolist
+_original_reduce = torch.Tensor._reduce_ex_internal
 _tensor: Any = torch.Tensor
 _original_use_count = _tensor._use_count
 _original_getattribute = object.__getattribute__
@@ -133,7 +133,7 @@ _original_moved: Callable[..., torch.nn.Module] = torch.nn.Module._apply
 _original_apply = torch.autograd.Function.__dict__["apply"]
 _autograd: Any = torch.autograd
 _original_engine = _autograd._engine_run_backward
-_registers: Any = torch.autograd.function._HookMixin
+_registers = torch.autograd.function._HookMixin
 _original_register = _registers.__dict__["_register_hook"]
 
 
@@ -147,19 +147,19 @@ REGION = "_foregrad_region"
 class _Called:
     """The unpatched call of a module or of a custom Function. Equal for equal owners."""
 
-    original: Callable[..., Any]
+    original: Callable[..., object]
     owner: Any
 
     @property
     def __name__(self) -> str:
         return (self.owner if isinstance(self.owner, type) else type(self.owner)).__qualname__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self.original(self.owner, *args, **kwargs)
 
 
 @runs_user_code
-def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call(self: torch.nn.Module, *args: object, **kwargs: object) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is None:
         return _original_call(self, *args, **kwargs)
@@ -175,7 +175,7 @@ def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 @runs_user_code
-def call_marked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_marked(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Call a function that `foregrad.region` marked."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is None:
@@ -187,7 +187,7 @@ def call_marked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         hooks.leave_region()
 
 
-def _tolist(self: torch.Tensor) -> Any:
+def _tolist(self: torch.Tensor) -> object:
     """`Tensor.tolist` reads memory: a stand-in has none."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return _original_tolist(self) if hooks is None or not is_stand_in(self) else numbers_in(self)
@@ -198,7 +198,7 @@ def numbers_in(tensor: torch.Tensor) -> Any:
     return tensor.item() if tensor.dim() == 0 else [numbers_in(row) for row in tensor.unbind(0)]
 
 
-def _reduce(self: torch.Tensor, proto: int) -> Any:
+def _reduce(self: torch.Tensor, proto: int) -> object:
     """A tensor's data for pickles, copies and files; for plain tensors it calls no torch function."""
     if not is_capturing() or not is_stand_in(self):
         return _original_reduce(self, proto)
@@ -215,7 +215,7 @@ def _use_count(self: torch.Tensor) -> int:
     return int(_original_use_count(self))
 
 
-def _moved(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
+def _moved(self: torch.nn.Module, fn: Callable[[object], object], recurse: bool = True) -> torch.nn.Module:
     """`module.to(device)`, `.float()`, `.cpu()`: nothing, if they change no tensor of the module.
 
     PyTorch then assigns each parameter to itself (`param.data = param`). For fake tensors it would replace the
@@ -244,7 +244,7 @@ def _not_read_by(file: str) -> str:
     return "__dict__" if file == _MODULE_CODE else ""  # PyTorch reads a module's tables for every attribute
 
 
-def _getattribute(self: torch.nn.Module, name: str) -> Any:
+def _getattribute(self: torch.nn.Module, name: str) -> object:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None and hooks.notes_reads:
         reader = sys._getframe(1).f_code
@@ -258,7 +258,7 @@ def _getattribute(self: torch.nn.Module, name: str) -> Any:
 
 
 @functools.cache
-def _attribute_reader() -> Any:
+def _attribute_reader() -> object:
     return make_attribute_reader(torch.nn.Module, _active, _not_read_by) or _getattribute
 
 
@@ -284,7 +284,7 @@ def _missing(self: torch.Tensor, name: str) -> Any:
 
 
 @runs_user_code
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _apply(cls: type[object], /, *args: object, **kwargs: object) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None:
         functions = hooks.functions
@@ -302,7 +302,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return _run_function(cls, *args, **kwargs)
 
 
-def _context_of(cls: Any, results: Any) -> dict[str, Any]:
+def _context_of(cls: object, results: object) -> dict[str, object]:
     """The attributes that a custom Function set on its context; none if there is no backward."""
     with torch._C.DisableTorchFunction():  # a torch function would be recorded as the program's
         results = results if isinstance(results, tuple) else (results,)
@@ -311,7 +311,7 @@ def _context_of(cls: Any, results: Any) -> dict[str, Any]:
     return {} if node is None else vars(node)
 
 
-def _run_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _run_function(cls: object, *args: object, **kwargs: object) -> Any:
     """PyTorch's own `apply`: a class method, written in C since 2.15."""
     return _original_apply.__get__(None, cls)(*args, **kwargs)
 
@@ -324,7 +324,7 @@ def applied_function() -> Any:
     return next((c for c in classes if c is not None and is_program_module(c.__module__)), None)
 
 
-def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _swap(hooks: Hooks, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     with torch._C.DisableTorchFunction():  # `swap` reads facts of tensors: a mode would swap them first
         for swap in reversed(hooks.swaps):
             args, kwargs = swap(args), swap(kwargs)
@@ -344,7 +344,7 @@ def _engine(*args: Any, **kwargs: Any) -> Any:
         return _original_engine(*args, **kwargs)
 
 
-def _register_on_node(table: Any, hook: Any) -> Any:
+def _register_on_node(table: Any, hook: Any) -> object:
     """Register a hook on a node; hooks that PyTorch's own code registers (for hooks of modules) are not recorded."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     register = functools.partial(_original_register.__func__, table)
@@ -366,7 +366,7 @@ def region_runner() -> RunRegion | None:
 
 
 @contextlib.contextmanager
-def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
+def swapping(swap: Callable[[object], object]) -> Iterator[None]:
     """Context: custom Functions get the results of `swap` for their arguments, before any other swap."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is None:
@@ -379,7 +379,7 @@ def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
         hooks.swaps.pop()
 
 
-def _subject(kind: type) -> Any:
+def _subject(kind: type) -> object:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return None if hooks is None else hooks.aspects.by_class.get(kind)
 

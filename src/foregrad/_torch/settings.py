@@ -99,7 +99,7 @@ _SETTINGS: dict[str, _Setting] = {
     "flushing of denormal numbers": (_flushes_denormals, torch.set_flush_denormal),
     "float32 matmul precision": (_matmul_precision, _set_matmul_precision),
     "TF32 in cuDNN": (_cudnn_tf32, _set_cudnn_tf32),
-    "float32 precisions": (_precisions, _set_precisions),  # after the two, which write to some of them
+    "float32 precisions": (_precisions, _set_precisions),  # after the two, because these write to some of them
 }
 for _device in torch._C._autocast_supported_devices():
     _SETTINGS[f"autocast of {_device}"] = (
@@ -167,7 +167,7 @@ _SETTINGS |= {
     "threads of the backward": (_C._is_multithreading_enabled, _C._set_multithreading_enabled),
     "the autocast cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
 }
-# Functions of Python that set what is in neither table: calls of them in a captured function are refused.
+# Python functions with settings that neither table has: calls of them in a captured function are refused.
 SETTERS = (
     *(torch.distributions.Distribution.set_default_validate_args, torch.multiprocessing.set_sharing_strategy),
     torch.autograd.grad_mode._force_original_view_tracking.__init__,
@@ -246,7 +246,7 @@ _SETTERS: dict[str, tuple[str, ...]] = {
     "set_autocast_enabled": tuple(name for name in _SETTINGS if name.startswith("autocast of")),
     "set_autocast_dtype": tuple(name for name in _SETTINGS if name.startswith("autocast's dtype")),
 }
-# Functions that change settings which no compiled call changes. Transforms set forward gradients and put them back.
+# Functions that change settings; no compiled call changes these. Transforms set forward gradients and put them back.
 _OTHERS = frozenset(
     "enable_flash_sdp enable_mem_efficient_sdp enable_math_sdp enable_cudnn_sdp allow_fp16_bf16_reduction_math_sdp "
     "preferred_linalg_library preferred_blas_library preferred_rocm_fa_library set_anomaly_enabled set_printoptions "
@@ -268,7 +268,7 @@ def changes_between_operators(graph: torch.fx.Graph) -> frozenset[str]:
     """The settings of `ARITHMETIC` that a graph of Dynamo's changes between two of its operators."""
     between: set[str] = set()
     waiting: set[str] = set()
-    seen: set[str] = set()  # what mattered to operators so far
+    seen: set[str] = set()  # the settings that mattered to operators so far
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method", "call_module"):
             continue

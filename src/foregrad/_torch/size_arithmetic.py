@@ -17,10 +17,10 @@ from torch import SymInt
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-_expression: Callable[[SymNode], Any] = vars(SymNode)["expr"].fget
-_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
-_dispatch_mode: Any = torch._C._get_dispatch_mode
-_before_dispatch: Any = torch._ops.mode_stack_state_for_pre_dispatch
+_expression: Callable[[SymNode], object] = vars(SymNode)["expr"].fget
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_dispatch_mode = torch._C._get_dispatch_mode
+_before_dispatch = torch._ops.mode_stack_state_for_pre_dispatch
 
 
 def _is_traced() -> bool:
@@ -34,7 +34,7 @@ class _Results:
     __slots__ = ("by_operands", "numbers", "version")
 
     def __init__(self) -> None:
-        self.by_operands: dict[Any, Any] = {}
+        self.by_operands: dict[object, object] = {}
         self.numbers: dict[int, SymNode] = {}
         self.version = 0
 
@@ -48,7 +48,7 @@ class Node(SymNode):
     _plain: tuple[int, int | None] | None = None  # (version, the number that it can only be, or None)
 
     @property
-    def expr(self) -> Any:
+    def expr(self) -> object:
         version = self.shape_env._replacements_version_counter
         if self._expr_ver == version:
             return self._expr_cache
@@ -73,7 +73,7 @@ class Node(SymNode):
         return node
 
 
-def remember(node: Any, results: _Results) -> Any:
+def remember(node: object, results: _Results) -> Any:
     """A node of torch's turned into a `Node` with the `results`."""
     if type(node) is SymNode:
         own: Any = node
@@ -89,7 +89,7 @@ class Env(ShapeEnv):
         # Without this counter replacements of symbols are not noticed, so each expression is computed anew.
         self.results = _Results() if hasattr(self, "_replacements_version_counter") else None
 
-    def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
+    def create_symintnode(self, *args: Any, **kwargs: Any) -> int | torch.SymInt:
         number = super().create_symintnode(*args, **kwargs)
         if isinstance(number, SymInt) and self.results is not None:
             remember(number.node, self.results)
@@ -107,11 +107,11 @@ class Env(ShapeEnv):
         return value
 
 
-def _remembered(name: str) -> Callable[[Node, Any], Any]:
+def _remembered(name: str) -> Callable[[Node, object], object]:
     compute = getattr(SymNode, name)
 
-    def method(self: Node, other: Any) -> Any:
-        # A number may have the expression of a truth, and is no result of it; floats are rare.
+    def method(self: Node, other: object) -> Any:
+        # A number may have the same expression as a truth value and still differ; floats are rare.
         if type(other) is not Node or self.pytype is float or other.pytype is float or _is_traced():
             return compute(self, other)
         results = self.results
@@ -129,7 +129,7 @@ def _remembered(name: str) -> Callable[[Node, Any], Any]:
     return method
 
 
-def _once_decided(name: str) -> Callable[..., Any]:
+def _once_decided(name: str) -> Callable[..., object]:
     ask = getattr(SymNode, name)
 
     def method(self: Node, file: str, line: int) -> bool:
@@ -142,7 +142,7 @@ def _once_decided(name: str) -> Callable[..., Any]:
 for _name in ("guard_bool", "expect_true", "guard_or_false", "guard_or_true"):
     setattr(Node, _name, _once_decided(_name))
 
-# `mod` is not among them: its result depends on the range of a symbol, which guards narrow.
+# `mod` is not among them: its result depends on a symbol's range, and guards narrow the range.
 for _name in (
     "add", "sub", "mul", "int_floordiv", "sym_min", "sym_max", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_",
 ):  # fmt: skip

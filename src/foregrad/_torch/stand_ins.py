@@ -25,14 +25,14 @@ from .tensors import share_memory
 
 _C: Any = torch._C
 _META = torch.device("meta")
-_NoDispatch: Any = _C._DisableTorchDispatch
+_NoDispatch = _C._DisableTorchDispatch
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 _make_subclass: Any = _C.TensorBase._make_subclass
 _share: Any = torch._functionalize_unsafe_set
 _mark: Any = _C._set_throw_on_mutable_data_ptr
 _reinterpret = _C._dynamo.guards._reinterpret_tensor
 _set_data: Any = _C.TensorBase.data.__set__
-_keys: Any = _C._dispatch_keys
+_keys = _C._dispatch_keys
 use_count: Any = _C.TensorBase._use_count
 """How many hold the tensor in C++; for all of its references in Python one."""
 _PYTHON: Any = _C.DispatchKey.Python
@@ -43,7 +43,7 @@ class _Unfinished(torch.Tensor):
     """The class of a stand-in while it is made: only classes that dispatch may be made without memory."""
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:  # type: ignore[override]
         return NotImplemented
 
 
@@ -55,7 +55,9 @@ def is_stand_in(value: Any) -> TypeGuard[torch.Tensor]:
     return kind is FakeTensor and value.layout is not torch.strided
 
 
-def new_stand_in(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, offset: Any = 0) -> torch.Tensor:
+def new_stand_in(
+    shape: object, stride: object, dtype: torch.dtype, device: torch.device, offset: object = 0
+) -> torch.Tensor:
     """A stand-in over memory of its own."""
     stand_in: torch.Tensor = _make_wrapper(_Unfinished, shape, stride, offset, None, dtype, torch.strided, device)
     _mark(stand_in)
@@ -64,7 +66,7 @@ def new_stand_in(shape: Any, stride: Any, dtype: torch.dtype, device: torch.devi
 
 
 def new_stand_in_over(
-    base: torch.Tensor, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, offset: Any
+    base: torch.Tensor, shape: object, stride: object, dtype: torch.dtype, device: torch.device, offset: object
 ) -> torch.Tensor:
     """A stand-in over a stand-in's memory."""
     stand_in = new_stand_in(shape, stride, dtype, device, offset)
@@ -96,14 +98,14 @@ def twin(stand_in: torch.Tensor) -> torch.Tensor:
     return other
 
 
-def like(model: torch.Tensor, base: torch.Tensor | None, nbytes: Any) -> torch.Tensor:
+def like(model: torch.Tensor, base: torch.Tensor | None, nbytes: object) -> torch.Tensor:
     """A stand-in of the layout of `model`, over the memory of `base`, or without one over `nbytes` of its own.
 
     With symbolic sizes this is the quick way: facts that follow from sizes (is it contiguous? how many elements?) cost
     a fifth of a millisecond to compute, and are copied here.
     """
     stand_in = twin(model)
-    memory: Any = base
+    memory = base
     if memory is None:
         memory = _make_wrapper(
             _Unfinished, (0,), (1,), 0, None, model.dtype, torch.strided, model.device, storage_size=nbytes
@@ -122,7 +124,7 @@ def like_source(source: torch.Tensor, views: Any) -> Any:
     return view
 
 
-def on_meta(op: Any, spec: Any, nbytes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_meta(op: Any, spec: Any, nbytes: int, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """A view operator on a meta tensor of the layout in a memory of `nbytes`. The results must not be kept."""
     with _NoDispatch():
         memory = torch.empty(nbytes // spec.dtype.itemsize, dtype=spec.dtype, device=_META)
@@ -146,7 +148,7 @@ class FakeRuns:
         self._kept: ById[torch.Tensor, FakeTensor] = ById()  # by stand-in
         self._memory: dict[int, tuple[Any, Any]] = {}  # by storage: the storage, and the storage of its fakes
 
-    def run(self, call: Callable[[Any, Any, Any], Any], func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, call: Callable[[Any, Any, Any], object], func: Any, args: Any, kwargs: Any) -> Any:
         """`call(func, args, kwargs)` on fakes."""
         used: list[tuple[torch.Tensor, FakeTensor]] = []
         args = tuple(self._to_fakes(arg, used) for arg in args)
@@ -167,7 +169,7 @@ class FakeRuns:
         memories = self._memory.get(stand_in.untyped_storage()._cdata)
         return memories is not None and memories[1]._cdata == fake.untyped_storage()._cdata
 
-    def _to_fakes(self, value: Any, used: list[tuple[torch.Tensor, FakeTensor]]) -> Any:
+    def _to_fakes(self, value: Any, used: list[tuple[torch.Tensor, FakeTensor]]) -> object:
         kind = type(value)
         if kind in _PLAIN:
             if not is_stand_in(value):
@@ -204,7 +206,7 @@ class FakeRuns:
             self._kept[stand_in] = fake
         return fake
 
-    def _to_stand_ins(self, out: Any, used: list[tuple[torch.Tensor, FakeTensor]]) -> Any:
+    def _to_stand_ins(self, out: object, used: list[tuple[torch.Tensor, FakeTensor]]) -> Any:
         if type(out) is FakeTensor:
             existing = next((stand_in for stand_in, fake in used if fake is out), None)
             if existing is not None or out.layout is not torch.strided:
@@ -232,7 +234,7 @@ class FakeRuns:
         return stand_in
 
 
-def _nbytes(tensor: torch.Tensor) -> Any:
+def _nbytes(tensor: torch.Tensor) -> object:
     return tensor.untyped_storage().nbytes()
 
 
@@ -247,7 +249,7 @@ def _is_same(one: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> bool:
     return all(a is b or _number(a) == _number(b) for a, b in pairs)
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     return value if type(value) is int else symbol_made(value)
 
 

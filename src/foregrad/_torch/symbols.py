@@ -15,7 +15,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -23,13 +23,16 @@ from torch import fx
 from ..identity import class_property
 from .nested import mapped
 
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
 _silent = logging.getLogger("foregrad.closed_sizes")
 _silent.setLevel(logging.CRITICAL)
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def is_symbolic(value: Any) -> bool:
+def is_symbolic(value: object) -> bool:
     """Whether a number is symbolic."""
     return isinstance(value, SYMBOLIC)
 
@@ -42,7 +45,7 @@ def may_vary(value: int, *, is_size: bool = True) -> bool:
     return (1 if is_size else -_LARGEST - 1) < value <= _LARGEST
 
 
-def has_symbolic(value: Any) -> bool:
+def has_symbolic(value: object) -> bool:
     """Whether there is a symbolic number in `value`, through lists, tuples and dicts."""
     if isinstance(value, (list, tuple)):
         return any(map(has_symbolic, value))
@@ -51,22 +54,22 @@ def has_symbolic(value: Any) -> bool:
     return isinstance(value, SYMBOLIC)
 
 
-def map_symbolic(value: Any, fn: Callable[[Any], Any]) -> Any:
+def map_symbolic(value: object, fn: Callable[[object], object]) -> Any:
     """`value` with `fn` applied to its every symbolic number, through lists, tuples and dicts."""
     return mapped(value, SYMBOLIC, fn)
 
 
-def concrete(value: Any) -> Any:
+def concrete(value: object) -> Any:
     """The plain value of a symbolic number at capture, with no guard added; any other value unchanged."""
     return value.node.hint if isinstance(value, SYMBOLIC) else value
 
 
-def same_numbers(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def same_numbers(a: Sequence[object], b: Sequence[object]) -> bool:
     """Whether two rows of numbers are equal, symbolic ones as expressions; adds no guard."""
     return len(a) == len(b) and all(_expression(x) == _expression(y) for x, y in zip(a, b, strict=True))
 
 
-def _expression(number: Any) -> Any:
+def _expression(number: object) -> Any:
     return number.node.expr if isinstance(number, SYMBOLIC) else number
 
 
@@ -96,17 +99,19 @@ def symbol_made(number: Any) -> Any:
 class NumPyNumber:
     """A symbolic number that NumPy gets as the Python number it is: its rules of promotion tell that from an array."""
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: object = None, copy: object = None) -> object:
         return sys.modules["numpy"].asarray(_fixed(self), dtype)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: object, method: str, *args: object, **kwargs: object) -> object:
         return getattr(ufunc, method)(*map(_fixed, args), **kwargs)
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(
+        self, function: Any, types: object, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         return function(*map(_fixed, args), **{name: _fixed(value) for name, value in kwargs.items()})
 
 
-def _fixed(value: Any) -> Any:
+def _fixed(value: object) -> Any:
     if not isinstance(value, NumPyNumber):
         return value
     kind: Any = int if isinstance(value, torch.SymInt) else float
@@ -124,7 +129,7 @@ class TracedInt(NumPyNumber, torch.SymInt):
     gives floats is Python's, operator by operator, done by the numbers of the capture (see `SymbolTable.tell`).
     """
 
-    def plain(self) -> Any:
+    def plain(self) -> torch.SymInt:
         return torch.SymInt(self.node)
 
     @class_property
@@ -146,17 +151,17 @@ class TracedInt(NumPyNumber, torch.SymInt):
     def __reduce__(self) -> Any:
         return int, (int(self),)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in _OWN_OF_INTS:
             return getattr(int(self), name)
         raise AttributeError(f"'int' object has no attribute {name!r}")
 
 
-def _on_plain(name: str) -> Callable[..., Any]:
+def _on_plain(name: str) -> Callable[..., object]:
     is_swapped = name in _SWAPPED
     op = getattr(operator, name.strip("_")[is_swapped:]) if is_swapped or name in _ARITHMETIC else None
 
-    def method(self: TracedInt, *others: Any) -> Any:
+    def method(self: TracedInt, *others: object) -> object:
         if any(type(other).__module__ == "numpy" for other in others):
             return NotImplemented  # NumPy's numbers do the arithmetic: the result is one of theirs
         if op is not None and (numbers := numbers_told(self)) is not None:
@@ -227,18 +232,18 @@ class SymbolTable:
     `env` is the `ShapeEnv` of the user's fake tensors; by default a new one.
     """
 
-    def __init__(self, env: Any = None) -> None:
+    def __init__(self, env: ShapeEnv | None = None) -> None:
         import torch._refs  # noqa: F401 - registers what fakes of symbolic sizes run in place of kernels
 
         from .size_arithmetic import Env
 
         # Sizes that happen to be equal stay two symbols until an operator needs them equal.
         self.env = env or Env(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-        self.floats: dict[Any, Any] = {}  # symbols of floats, with their values
-        self.bound: dict[Any, Any] = {}  # symbol -> the object it was bound to
-        self.computed: dict[Any, None] = {}  # symbols whose values the graph itself computes
+        self.floats: dict[object, object] = {}  # symbols of floats, with their values
+        self.bound: dict[object, Any] = {}  # symbol -> the object it was bound to
+        self.computed: dict[object, None] = {}  # symbols with values that the graph itself computes
 
-    def tell(self, numbers: Any) -> None:
+    def tell(self, numbers: object) -> None:
         """Have arithmetic on the table's integers that gives floats done by `numbers.apply(operator, *operands)`."""
         setattr(self.env, _TOLD, weakref.ref(numbers))
 
@@ -263,7 +268,7 @@ class SymbolTable:
                 self.env.constrain_symbol_range(symbol, -_LARGEST, _LARGEST)
         return number
 
-    def _integer(self, value: int, name: str, *, is_size: bool = True) -> tuple[Any, Any]:
+    def _integer(self, value: int, name: str, *, is_size: bool = True) -> tuple[object, object]:
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
@@ -290,7 +295,7 @@ class SymbolTable:
         number: Any = self.env.create_symfloatnode(symbol, hint=value, source=source)
         return number.node
 
-    def found_of(self, symbol: Any) -> list[tuple[Callable[..., Any], float]] | None:
+    def found_of(self, symbol: Any) -> list[tuple[Callable[..., object], float]] | None:
         """The conditions on the symbol of a float, as comparisons with numbers; None if its value was needed."""
         if self.env.replace(symbol) != symbol:
             return None
@@ -317,7 +322,7 @@ class SymbolTable:
     def num_found(self) -> int:
         return len(self.env.guards)
 
-    def size_at_capture(self, symbol: Any) -> int:
+    def size_at_capture(self, symbol: object) -> int:
         return int(self.at_capture(symbol))
 
     def at_capture(self, expression: Any) -> Any:
@@ -329,10 +334,10 @@ class SymbolTable:
     def closed(self) -> Iterator[None]:
         """Context: a query that needs a further condition on sizes raises `ClosedSizesError`."""
 
-        def refuse(expression: Any, value: Any) -> None:
+        def refuse(expression: object, value: object) -> None:
             raise ClosedSizesError(f"{expression} is {value} at capture, but not for every size")
 
-        attributes: dict[str, Any] = vars(self.env)
+        attributes: dict[str, object] = vars(self.env)
         log = attributes["log"]
         attributes["log"] = _silent  # torch would warn of the refusal
         attributes["_check_frozen"] = refuse  # called before each guard
@@ -370,7 +375,7 @@ def expression_in(number: Any, symbols: Mapping[Any, Any]) -> Any:
     return expression if all(symbol in symbols for symbol in expression.free_symbols) else number.node._expr
 
 
-def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[str, Any], str]) -> str:
+def expression_text(expression: Any, names: Mapping[object, str], bind: Callable[[str, object], str]) -> str:
     """A sympy expression, or a symbolic number, as Python; `names` has the variable of each symbol.
 
     `bind` gives a global name for a module the text uses (`math`, `torch`).
@@ -390,7 +395,7 @@ def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[s
     return text
 
 
-def write_expression(graph: fx.Graph, number: Any, env: Mapping[Any, fx.Node], expression: Any = None) -> Any:
+def write_expression(graph: fx.Graph, number: Any, env: Mapping[object, fx.Node], expression: Any = None) -> Any:
     """A symbolic number as nodes at the end of `graph`; `env` has the node of each symbol.
 
     `expression`: the expression to write, if the number has several.
@@ -431,14 +436,14 @@ def _after(graph: fx.Graph, node: fx.Node | None) -> Iterator[fx.Node]:
 
 
 def _value(node: fx.Node) -> Any:
-    def value_of(argument: Any) -> Any:
+    def value_of(argument: object) -> Any:
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
     function: Any = node.target
     return function(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})
 
 
-def shape_env() -> Any:
+def shape_env() -> ShapeEnv:
     """A new `ShapeEnv`."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -462,7 +467,7 @@ def new_symbolic_integer(env: Any, value: int, name: str) -> Any:
     return env.create_symintnode(symbol, hint=value, source=source)
 
 
-SYM_MATH: dict[Any, Callable[[Any], Any]] = {
+SYM_MATH: dict[object, Callable[[object], object]] = {
     getattr(torch, f"_sym_{name}"): getattr(math, name)
     for name in "sqrt cos cosh sin sinh tan tanh asin acos atan log2".split()
 }
@@ -472,7 +477,7 @@ SYM_MATH: dict[Any, Callable[[Any], Any]] = {
 # -------------------------------------------------------------------- ragged sizes
 
 
-def is_ragged(size: Any) -> bool:
+def is_ragged(size: object) -> bool:
     """Whether a size has no value, or is a multiple of a size without a value."""
     return isinstance(size, torch.SymInt) and bool(size.node.is_nested_int())
 

@@ -23,7 +23,7 @@ def storage_key(tensor: torch.Tensor) -> int:
     """A number equal for tensors that share their memory."""
     try:
         key: int = tensor.untyped_storage()._cdata
-    except NotImplementedError:  # a transform's wrapper, which is in the memory of the tensor inside
+    except NotImplementedError:  # a transform's wrapper lies in the memory of the tensor inside
         key = bottom_of(tensor).untyped_storage()._cdata
     return key
 
@@ -196,7 +196,7 @@ def is_symbolic_zero(tensor: torch.Tensor) -> bool:
 
 def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     """Whether the tensor only wraps other tensors, or handles its operators itself."""
-    plain: Any = torch.Tensor
+    plain = torch.Tensor
     if type(tensor).__torch_dispatch__ is not plain.__torch_dispatch__:
         return True
     return is_traceable_wrapper_subclass(tensor)
@@ -221,7 +221,7 @@ def of_other_mode(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # -------------------------------------------------------------------- marks
-# The attributes that PyTorch itself hangs onto tensors: which sizes may vary, that a wrapper is a parameter, ...
+# The attributes that PyTorch itself hangs onto tensors: varying sizes, a wrapper that is a parameter, ...
 #
 # Checked on torch 2.11 to 2.15. They are no state of the user's program: Dynamo sets them as it looks at a tensor, and
 # jagged nested tensors set them on their parts. The sizes and strides that a wrapper computes are kept on it.
@@ -231,7 +231,7 @@ _PREFIXES = ("_dynamo_", "_has_dynamo_", "_sym_sizes_capsule", "_sym_strides_cap
 _NAMES = frozenset({"_is_param", "_specialize_on"})
 
 
-def is_mark(name: Any) -> bool:
+def is_mark(name: object) -> bool:
     """Whether a tensor's attribute of the name is PyTorch's."""
     return isinstance(name, str) and (name in _NAMES or name.startswith(_PREFIXES))
 

@@ -17,7 +17,7 @@ from ..errors import ForegradError
 
 _USUAL = (torch.Tensor, int, float, bool, str, type(None))
 
-# What is no function of its arguments alone: memory that nobody has written, addresses, results that depend on both.
+# Results that depend on more than the arguments: memory that nobody has written, and addresses.
 _LEFT_OUT = (
     "empty", "new_empty", "resize_", "resize_as_", "nn.functional.rrelu.noise", "linalg.lstsq", "item", "tolist",
 )  # fmt: skip

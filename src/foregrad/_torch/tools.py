@@ -43,7 +43,7 @@ def named_leaves(value: Any, name: str) -> list[tuple[str, Any]]:
 # -------------------------------------------------------------------- graph breaks
 # The places at which Dynamo breaks a function into several graphs. Checked on torch 2.13.0.
 #
-# `torch._dynamo.explain` finds these too, but makes Dynamo drop everything that it compiled in the process.
+# `torch._dynamo.explain` finds the breaks too, but makes Dynamo drop all code compiled in the process.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def _as_python(original: Any, is_capturing: Callable[[], bool]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_capturing() or _is_of_cpp(self):
             return original(self, *args, **kwargs)
-        function: Any = getattr(self, "_torchdynamo_inline", None)  # what it was made of, by script or by trace
+        function: Any = getattr(self, "_torchdynamo_inline", None)  # the function or module that was scripted or traced
         scripted = None if function is None else torch.jit._state._try_get_jit_cached_function(function)
         is_traced = scripted is None or scripted.qualified_name != self.qualified_name
         if is_traced or "is_scripting" in function.__code__.co_names:

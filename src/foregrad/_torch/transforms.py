@@ -27,17 +27,17 @@ def levels_put_back() -> Iterator[None]:
     """Context: where it is left by an exception, no level stays that began inside. A graph of Dynamo's begins and ends
     them in lines of its own.
     """
-    hooks: Any = torch._C._autograd
+    hooks = torch._C._autograd
     depth, allows_inplace = _C.get_dynamic_layer_stack_depth(), _C.get_inplace_requires_grad_allowed()
     refuses_hooks, duals = hooks._saved_tensors_hooks_get_disabled_error_message(), forward_ad._current_level
     try:
         yield
     except BaseException:
-        if duals < 0:  # there is one level of dual numbers, of which C++ alone may know
+        if duals < 0:  # there is one level of dual numbers, and C++ alone may know of the level
             forward_ad._current_level = duals
             with contextlib.suppress(RuntimeError):
                 torch._C._exit_dual_level(level=0)
-        while _C.get_dynamic_layer_stack_depth() > depth:  # PyTorch 2.11 fails to end other levels than those of grad
+        while _C.get_dynamic_layer_stack_depth() > depth:  # PyTorch 2.11 ends only the levels of grad without an error
             _ENDS[_C.peek_interpreter_stack().key().name]()
         _C.set_inplace_requires_grad_allowed(allows_inplace)
         if refuses_hooks is None:

@@ -17,7 +17,7 @@ from .tensors import is_traceable_wrapper_subclass
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
-def is_wrapper(value: Any) -> bool:
+def is_wrapper(value: object) -> bool:
     """Whether a value is a tensor that can be taken apart."""
     return isinstance(value, torch.Tensor) and type(value) not in _PLAIN and is_traceable_wrapper_subclass(value)
 
@@ -32,7 +32,7 @@ def parts_of(wrapper: Any) -> list[torch.Tensor]:
     return tensors
 
 
-def is_of_capture(value: Any) -> bool:
+def is_of_capture(value: object) -> bool:
     """Whether a tensor is a fake, or a wrapper around fakes only."""
     if is_stand_in(value):
         return True

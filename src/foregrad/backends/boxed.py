@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .._torch.graphs import is_plain_graph_module
+from .._torch.graphs import is_plain_graph_module, late_graph_of
 from ..errors import BackendError
 from ..graph.source import compile_source
 from ..identity import attributed
@@ -27,7 +27,7 @@ from .eager import render_late, stand_in
 Boxed = Callable[[list[Any]], Any]
 
 
-def nop(fx_g: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+def nop(fx_g: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
     """The compiler that compiles nothing: returns the graph module.
 
     Examples:
@@ -38,7 +38,7 @@ def nop(fx_g: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
     return fx_g
 
 
-def make_boxed_func(f: Callable[..., Any]) -> Boxed:
+def make_boxed_func(f: Callable[..., object]) -> Boxed:
     """`f(*args)` as a function that takes a list and empties it. Returns the result of `f`.
 
     No frame between the caller and `f` holds an argument, so `f` may free it. A graph module, or its `forward`,
@@ -55,7 +55,7 @@ def make_boxed_func(f: Callable[..., Any]) -> Boxed:
     if module is not None:
         return render_late(module, as_list=False)
 
-    def g(args: list[Any]) -> Any:
+    def g(args: list[object]) -> object:
         return _caller(len(args))(f, args)
 
     return attributed(g, _boxed_call=True)
@@ -79,24 +79,24 @@ def make_boxed_compiler(compiler: Callable[..., Any]) -> Callable[..., Boxed]:
     return f
 
 
-def is_boxed(fn: Any) -> bool:
+def is_boxed(fn: object) -> bool:
     """Whether `fn` takes its arguments as one list."""
     return bool(getattr(fn, "_boxed_call", False))
 
 
-def call_boxed(fn: Callable[..., Any], args: list[Any]) -> list[Any]:
+def call_boxed(fn: Callable[..., object], args: list[object]) -> list[object]:
     """Call a compiled graph of any convention. `args` is emptied; the outputs come as a list."""
     out = fn(args) if is_boxed(fn) else _caller(len(args))(fn, args)
     return out if type(out) is list else _as_list(out, "the compiler", "graph")
 
 
 def as_boxed(
-    fn: Any,
+    fn: object,
     *,
     backend: str = "the compiler",
     graph: str = "graph",
     first_call: FirstCall | None = None,
-) -> Callable[[list[Any]], list[Any]]:
+) -> Callable[[list[Any]], list[object]]:
     """A compiler's result as a function that empties a list and returns a list.
 
     A tuple becomes a list, and one tensor a list of one. An untouched graph module runs as the eager backend's code:
@@ -125,7 +125,7 @@ def as_boxed(
 
         call = beginning(whole, first_call, settle)
 
-    def boxed(args: list[Any]) -> list[Any]:
+    def boxed(args: list[object]) -> list[object]:
         out = call(args)
         return out if type(out) is list else _as_list(out, backend, graph)
 
@@ -133,7 +133,7 @@ def as_boxed(
     return boxed
 
 
-def _as_list(out: Any, backend: str, graph: str) -> list[Any]:
+def _as_list(out: object, backend: str, graph: str) -> list[object]:
     if isinstance(out, (list, tuple)):
         return list(out)
     if out is None or isinstance(out, (torch.Tensor, int, float, complex, torch.SymInt, torch.SymFloat)):
@@ -144,19 +144,19 @@ def _as_list(out: Any, backend: str, graph: str) -> list[Any]:
     )
 
 
-def _plain_module(fn: Any) -> torch.fx.GraphModule | None:
+def _plain_module(fn: object) -> torch.fx.GraphModule | None:
     """The graph module that is `fn`, or that has `fn` as its `forward`, if a call only runs its graph; else None."""
     owner = getattr(fn, "__self__", None)
     module = owner if getattr(fn, "__func__", None) is getattr(type(owner), "forward", fn) else fn
     if not isinstance(module, torch.fx.GraphModule) or not is_plain_graph_module(module) or is_boxed(module):
         return None
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = [] if late_graph_of(module) is not None else module.graph.find_nodes(op="placeholder")
     # Defaults and *args are resolved by the module's own signature.
     return None if any(node.args or str(node.target).startswith("*") for node in inputs) else module
 
 
 @functools.lru_cache(maxsize=256)
-def _caller(count: int) -> Callable[[Callable[..., Any], list[Any]], Any]:
+def _caller(count: int) -> Callable[[Callable[..., Any], list[Any]], object]:
     """A function that calls a given function with the `count` items of a list, and holds no item meanwhile.
 
     `f(*args)` would build a tuple that lives as long as the call. Popped one by one, the arguments only ever stand on
@@ -175,12 +175,12 @@ def _named(backend: str) -> str:
     return backend if " " in backend else f"backend `{backend}`"
 
 
-def _article(value: Any) -> str:
+def _article(value: object) -> str:
     return "None" if value is None else f"an object of type `{type(value).__name__}`"
 
 
 # -------------------------------------------------------------------- the first call
-# A compiled graph whose first call runs another function, at no cost for later calls.
+# A compiled graph with a separate function for the first call, at no cost for later calls.
 
 
 Run = Callable[[list[Any]], list[Any]]
@@ -190,7 +190,7 @@ FirstCall = Callable[[Run, list[Any]], tuple[list[Any], Run | None]]
 def beginning(run: Run, first_call: FirstCall, settle: Callable[[Run], None]) -> Run:
     """`first_call` of `run`; it passes the function for later calls to `settle`."""
 
-    def begin(args: list[Any]) -> list[Any]:
+    def begin(args: list[object]) -> list[object]:
         out, later = first_call(run, args)
         if later is not None:
             settle(later)

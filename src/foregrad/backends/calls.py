@@ -39,10 +39,10 @@ class CallWriter:
         self.by_index: dict[Node, dict[int, list[Node]]] = {}
         self.globals: dict[str, Any] = {}
         self.render = Renderer(self.names, self.bind)
-        self._bound: dict[Any, str] = {}
+        self._bound: dict[object, str] = {}
         self._kinds: dict[Node, str] = {}
 
-    def learn(self, placeholders: Sequence[Node], values: Sequence[Any]) -> None:
+    def learn(self, placeholders: Sequence[Node], values: Sequence[object]) -> None:
         """Take the kinds of placeholders from example inputs if `meta` has none."""
         for node, value in zip(placeholders, values, strict=True):
             self._kinds[node] = _kind_of_meta(node) or _kind_of_object(value)
@@ -99,7 +99,7 @@ class CallWriter:
             parts.append(plan.appended)
         return f"{self.bind(plan.function, plan.name)}({', '.join(parts)})"
 
-    def _positional(self, plan: FastCall, args: Sequence[Any]) -> list[str] | None:
+    def _positional(self, plan: FastCall, args: Sequence[object]) -> list[str] | None:
         parts = []
         for argument, value in zip(plan.arguments, args, strict=False):
             text = None if argument.keyword_only else self._argument(argument, value)
@@ -110,11 +110,11 @@ class CallWriter:
             sizes = args[-1]
             if len(args) != 2 or not isinstance(sizes, (list, tuple)):
                 return None
-            # Separate numbers are parsed in half the time that a tuple of them takes.
+            # Separate numbers are parsed in half of a tuple's time.
             parts[-1:] = [self.render(size) for size in sizes]
         return parts
 
-    def _keywords(self, plan: FastCall, kwargs: Mapping[str, Any]) -> list[str] | None:
+    def _keywords(self, plan: FastCall, kwargs: Mapping[str, object]) -> list[str] | None:
         parts = []
         by_name = {argument.name: argument for argument in plan.arguments if argument.keyword_only} if kwargs else {}
         for name, value in kwargs.items():
@@ -126,7 +126,7 @@ class CallWriter:
             parts.append(text if name in plan.positional else f"{name}={text}")
         return parts
 
-    def _argument(self, argument: Argument, value: Any) -> str | None:
+    def _argument(self, argument: Argument, value: object) -> str | None:
         """An argument as text; None if its kind isn't certainly the one that the overload takes."""
         if value is None:
             return "None" if argument.optional and argument.kind in _MAY_BE_NONE else None
@@ -140,7 +140,7 @@ class CallWriter:
             return self.render(value)
         return None
 
-    def _list_argument(self, argument: Argument, value: Any) -> str | None:
+    def _list_argument(self, argument: Argument, value: object) -> str | None:
         if not isinstance(value, (list, tuple)) or not value:
             return None
         item_kind = "int" if argument.kind == "ints" else "tensor"
@@ -149,7 +149,7 @@ class CallWriter:
         # A tuple of literals costs nothing to make; one alone is parsed quicker without it.
         return self.render(value[0]) if argument.one_int and len(value) == 1 else self.render(tuple(value))
 
-    def _slice(self, tensor: Any, dim: Any, start: Any, end: Any, step: Any = 1) -> str | None:
+    def _slice(self, tensor: Any, dim: Any, start: object, end: Any, step: Any = 1) -> str | None:
         """`x[1:3]`, the only direct binding of slicing: on the first and last dimension, and never of everything, since
         indexing makes no slice then.
         """
@@ -167,7 +167,7 @@ class CallWriter:
 
     # -- kinds of values
 
-    def kind_of(self, value: Any) -> str:
+    def kind_of(self, value: object) -> str:
         """`tensor`, `int`, `constant`, ... as in a schema (`_torch.ops.Argument`); empty if unknown."""
         if not isinstance(value, Node):
             return _LITERAL_KINDS.get(type(value), "")
@@ -210,7 +210,7 @@ _INTEGER_OPERATORS = frozenset({operator.add, operator.sub, operator.mul, operat
 _NUMBER_OPERATORS = _INTEGER_OPERATORS | {operator.truediv, operator.pow, operator.neg}
 
 
-def _kind_of_object(value: Any) -> str:
+def _kind_of_object(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return "tensor"
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
@@ -235,7 +235,7 @@ def _kind_of_output(node: Node, index: Any) -> str:
     return ""
 
 
-def _shape_of(value: Any) -> Sequence[Any] | None:
+def _shape_of(value: object) -> Sequence[object] | None:
     if not isinstance(value, Node):
         return None
     spec = dict.get(value.meta, "spec")
@@ -271,19 +271,19 @@ def _operator_name(op: OpOverload) -> str:
     return "_".join(parts[:-1] if parts[-1] == "default" else parts)
 
 
-def _callable_name(target: Callable[..., Any] | str) -> str:
+def _callable_name(target: Callable[..., object] | str) -> str:
     name = getattr(target, "__name__", None)
     return name if name and isinstance(name, str) else type(target).__name__
 
 
-def _binding_key(value: Any) -> Any:
-    # Equal devices and floats are many objects, and one nan or zero must not stand for another.
+def _binding_key(value: object) -> Any:
+    # Equal devices and floats are many objects, and a nan or zero must not stand for a different nan or zero.
     if isinstance(value, (float, complex)):
         return type(value), struct.pack("dd", value.real, value.imag)
     return value if isinstance(value, torch.device) else id(value)
 
 
-def _constant_name(value: Any) -> str:
+def _constant_name(value: object) -> str:
     if isinstance(value, float):
         return repr(value).replace("-", "minus_")
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):

@@ -50,13 +50,13 @@ class BoxedFunction(Protocol):
     _boxed_call: bool
     returns_list: bool
 
-    def __call__(self, args: list[Any], /) -> Any: ...
+    def __call__(self, args: list[object], /) -> Any: ...
 
     def source(self) -> str:
         """The Python that runs."""
 
 
-def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> BoxedFunction:
+def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[object] | None = None) -> BoxedFunction:
     """Compile a graph to straight-line Python. The result takes a list of inputs, empties it, returns a list.
 
     `example_inputs` only tell tensors from numbers, for placeholders without `meta`.
@@ -68,7 +68,7 @@ def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | Non
 
 
 def render_graph(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None, updates: Sequence[tuple[int, int]] = ()
+    gm: torch.fx.GraphModule, example_inputs: Sequence[object] | None = None, updates: Sequence[tuple[int, int]] = ()
 ) -> BoxedFunction:
     """`eager_compiler` of the graph as it is. `updates`: see `GraphRole`."""
     writer = _Writer(gm, example_inputs, True, updates)
@@ -88,7 +88,7 @@ def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunct
     calls are as quick as if it had been there from the beginning.
     """
     pending = [gm]
-    written: list[tuple[str, Any]] = []
+    written: list[tuple[str, object]] = []
 
     def write() -> tuple[str, Any]:
         if not written:
@@ -103,7 +103,7 @@ def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunct
     return cast("BoxedFunction", function)
 
 
-def stand_in(begin: Callable[[list[Any]], Any]) -> tuple[Any, Callable[..., None]]:
+def stand_in(begin: Callable[[list[Any]], object]) -> tuple[Any, Callable[..., None]]:
     """(a function of one list that calls `begin`; `become(later, takes_code=)`, by which it calls `later` from then on,
     or takes over the code of a rendered function).
 
@@ -126,7 +126,7 @@ def stand_in(begin: Callable[[list[Any]], Any]) -> tuple[Any, Callable[..., None
     return function, become
 
 
-def _call_run(args: list[Any]) -> Any:
+def _call_run(args: list[object]) -> object:
     return __run__(args)  # type: ignore[name-defined]  # noqa: F821 - in the globals that the code is given
 
 
@@ -156,7 +156,7 @@ class _Writer:
     def __init__(
         self,
         gm: torch.fx.GraphModule,
-        example_inputs: Sequence[Any] | None,
+        example_inputs: Sequence[object] | None,
         as_list: bool,
         updates: Sequence[tuple[int, int]] = (),
     ) -> None:
@@ -312,7 +312,7 @@ class _Writer:
         self.lines.append(f"{self.args}.clear()")
         for name, node in zip(names, self.placeholders, strict=True):
             own = dict.get(node.meta, LAID_OUT)
-            if own is not None and node in self.read:  # the graph may take views of it that other strides don't allow
+            if own is not None and node in self.read:  # the graph may take views that different strides don't allow
                 as_own = self.calls.bind(functools.partial(as_captured, spec=own), "as_captured")
                 self.lines.append(f"{name} = {as_own}({name})")
         written = {self.placeholders[number] for number, _ in self.in_place.updated}
@@ -335,7 +335,7 @@ class _Writer:
             line = "; ".join([expression, *self._name_written(node, form)])
         elif picks is not None:
             line = self._pick(node, expression, picks)
-        elif node in dying and not self._copied_after(node):  # read by the result list alone, which has the input
+        elif node in dying and not self._copied_after(node):  # only the result list takes it, and holds the input
             line, dying = expression, [used for used in dying if used is not node]
         else:
             line = f"{self.names[node]} = {expression}" if node in self.read else expression
@@ -405,7 +405,7 @@ class _Writer:
         self.lines.append(f"return [{', '.join([render(value) for value in values])}]")
 
 
-def _nodes_in(results: Any) -> dict[Node, None]:
+def _nodes_in(results: object) -> dict[Node, None]:
     return {value: None for value in leaves(results) if isinstance(value, Node)}
 
 

@@ -35,7 +35,7 @@ Node = torch.fx.Node
 aten = torch.ops.aten
 WROTE = "_foregrad_wrote"  # an attribute of an error in a graph that may have written to its inputs by then
 _FEW_ELEMENTS = 1 << 14
-_VIEWS: dict[Any, Any] = {
+_VIEWS: dict[object, object] = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
     aten.diagonal_scatter.default: aten.diagonal.default,
@@ -63,7 +63,7 @@ def tell_of_writes(error: BaseException, made: str) -> None:
     vars(error)[WROTE] = True
     text = f"foregrad: {made} before this error, as some are in eager. Restore these tensors before the next call."
     add_note(error, text)
-    if sys.version_info < (3, 11):  # which prints no notes
+    if sys.version_info < (3, 11):  # so that no notes are printed
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
@@ -121,7 +121,7 @@ class _WriteSearch:
             values.add((node, path))
             value = bases[path]
 
-    def _is_made(self, placeholder: Node, root: Any, writers: set[Node]) -> bool:
+    def _is_made(self, placeholder: Node, root: object, writers: set[Node]) -> bool:
         """Whether `writers` make the new value of an input in its place."""
         values = self.on_the_way[placeholder]
         while isinstance(root, Node) and root is not placeholder:
@@ -154,7 +154,7 @@ class _WriteSearch:
         """The position of the last node that reads a value, or its alias."""
         return max(self.position[user] for alias in self.aliases[memory_of(value)] for user in alias.users)
 
-    def _may_copy(self, placeholder: Node, root: Any) -> bool:
+    def _may_copy(self, placeholder: Node, root: object) -> bool:
         """Whether an input can take its new value as soon as that is computed."""
         if not isinstance(root, Node) or not makes_memory(memory_of(root)) or memory_of(root)[0].op != "call_function":
             return False
@@ -213,7 +213,7 @@ def _operands(node: Node) -> Iterator[Node]:
 
 
 @functools.lru_cache(4096)
-def _form(op: Any) -> OpOverload | None:
+def _form(op: object) -> OpOverload | None:
     """The operator that computes as `op` does and writes the results into operands, a result for each."""
     if not isinstance(op, OpOverload) or op_info(op).is_random or op._schema.is_mutable:
         return None
@@ -253,7 +253,7 @@ def _is_laid_out_as(new: Node | None, old: Node) -> bool:
 
 
 def _writing_to_part(view: Any, *, from_itself: bool) -> Callable[..., torch.Tensor]:
-    def write_in_place(whole: torch.Tensor, part: torch.Tensor, *where: Any, **more: Any) -> torch.Tensor:
+    def write_in_place(whole: torch.Tensor, part: torch.Tensor, *where: object, **more: object) -> torch.Tensor:
         view(whole.detach(), *where, **more).copy_(part.clone() if from_itself else part)
         return whole
 

@@ -101,7 +101,7 @@ def _differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, A
     yield from wrong
     if value.numel() == 0 or any(what == "shape" for what, _, _ in wrong):
         return
-    # The stride of a dimension of one element addresses nothing, and kernels differ in what they put there.
+    # The stride of a dimension of one element addresses nothing, and kernels put different numbers there.
     for size, expected, actual in zip(value.shape, spec.stride, value.stride(), strict=True):
         if size > 1 and is_other(expected, actual):
             yield "strides", spec.stride, value.stride()
@@ -120,7 +120,7 @@ def _versions(node: Node, args: Any, kwargs: Any) -> Iterator[tuple[str, torch.T
 
 
 def _check_untouched(node: Node, before: Sequence[tuple[str, torch.Tensor, int, bool]]) -> None:
-    # Writing to one view counts as writing to every tensor that shares its memory.
+    # Writing to one view counts as a write to every tensor in the same memory.
     announced = {storage_key(tensor) for _, tensor, _, is_written in before if is_written}
     for name, tensor, version, is_written in before:
         if not is_written and version_of(tensor) != version and storage_key(tensor) not in announced:

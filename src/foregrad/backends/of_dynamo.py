@@ -42,7 +42,7 @@ def torch_backend(name: str) -> Backend:
             ) from error
 
         # Inputs are passed one by one, as Dynamo does: the mark of the boxed convention is unreliable here, since
-        # wrappers copy it.
+        # wrappers copy the mark.
         def call(*args: Any) -> Any:
             return [_owned(value) for value in compiled(*args)]
 

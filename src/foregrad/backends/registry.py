@@ -52,13 +52,13 @@ class Backend:
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None
     with_settings: Callable[[Mapping[str, Any]], Backend] | None = None
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
-    cache_key: Callable[[], Any] | None = None
+    cache_key: Callable[[], object] | None = None
     keeps_order: bool = False
-    budget_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    budget_settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
     first: Backend | None = None
     why_not: Callable[[Sequence[torch.device]], str | None] | None = None
 
-    def decomposition_table(self) -> dict[Any, Callable[..., Any]]:
+    def decomposition_table(self) -> dict[object, Callable[..., object]]:
         """The decompositions as a new dict, loaded if they are late."""
         table = self.decompositions
         if table is None:
@@ -91,7 +91,7 @@ def register_backend(
     description: str = "",
     partition: str | None = None,
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None,
-    cache_key: Callable[[], Any] | None = None,
+    cache_key: Callable[[], object] | None = None,
     keeps_order: bool = False,
     replace: bool = False,
 ) -> Backend:

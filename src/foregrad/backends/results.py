@@ -15,11 +15,13 @@ call only, if the first results do not show it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import operator
 import os
 import tempfile
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +30,7 @@ from torch import fx
 
 from .._torch import memory
 from .._torch.engine import default_generators
-from .._torch.graphs import is_random
+from .._torch.graphs import body_of, ends_of, is_random
 from .._torch.stand_ins import is_stand_in
 from .._torch.tensors import share_memory, version_of
 from ..errors import BackendError
@@ -76,11 +78,12 @@ def promised(
 
     From position `kept_from` on they are residuals; None: a backward, which hands out all its results.
     """
-    results = []
+    results, inputs = [], set(ends_of(module)[0])
     for i, (node, name) in enumerate(zip(results_of(module), names, strict=True)):
-        source = memory_of(node) if isinstance(node, fx.Node) else None
-        is_fresh = source is not None and makes_memory(source)
-        is_known = source is not None and (is_fresh or source[0].op == "placeholder")
+        source = memory_of(node, inputs) if isinstance(node, fx.Node) else None
+        is_given = source is not None and source[0] in inputs
+        is_fresh = source is not None and not is_given and makes_memory(source)
+        is_known = is_fresh or is_given
         spec = spec_of(node) if isinstance(node, fx.Node) else None
         is_kept = kept_from is not None and i >= kept_from
         is_handed_out = kept_from is None or (i in visible and not is_kept)
@@ -121,7 +124,7 @@ class Contract:
     instead: Instead | None = None
     hold: set[int] = dataclasses.field(default_factory=set)  # inputs to keep alive in the next checked call
 
-    def first_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
+    def first_call(self, run: Run, values: list[object]) -> tuple[list[Any], Run | None]:
         """(the checked results of `run(values)`; the function for later calls, None if the next is checked too)."""
         instead = self.instead
         if instead is None or self.writes:
@@ -140,7 +143,7 @@ class Contract:
             note()
             return out, later
 
-    def _checked_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
+    def _checked_call(self, run: Run, values: list[object]) -> tuple[list[object], Run | None]:
         inputs = _read_only(values, self.writes, self.hold)
         self.hold = set()
         out = run(values)
@@ -175,12 +178,12 @@ class Contract:
                 self._fail(expected, f"a tensor {spec!r}", _shown(value))
             for what, expected_value, actual in differences(spec, value):
                 if what == "shape" and expected.is_kept and spec.numel == 0:
-                    continue  # a kernel's workspace, whose size a fake kernel doesn't know
+                    continue  # a kernel's workspace: a fake kernel doesn't know the size
                 if what == "device" and self.any_device:
                     continue
                 is_scalar = value.ndim == 0 and value.device.type == "cpu"
                 if what == "device" and is_scalar and (expected.is_kept or _is_of_attention(expected.node)):
-                    continue  # a seed of attention on a GPU, which its kernels leave on the CPU, and take from there
+                    continue  # a seed of attention on a GPU: the kernels leave the seed on the CPU and read it there
                 self._fail(expected, f"{what} {expected_value}", actual)
             if expected.is_visible and not self.is_own and _has_other_strides(spec, value):
                 self._fail(expected, f"strides {spec.stride}", value.stride())
@@ -198,7 +201,7 @@ class Contract:
                     "the inputs that its role calls donated, if its function says so (`writes_into`)."
                 )
 
-    def _fail(self, expected: PromisedResult, expected_value: Any, actual: Any) -> None:
+    def _fail(self, expected: PromisedResult, expected_value: object, actual: object) -> None:
         raise BackendError(
             f"{self._named()} returned a value for `{expected.name}` that differs from the graph's.\n  expected: "
             f"{expected_value}\n  got:      {actual}"
@@ -233,29 +236,26 @@ class Contract:
     def _aliases(self, out: list[Any], inputs: list[_Input]) -> Iterator[tuple[int, str]]:
         """Results that share memory against the graph, each with the owner of the memory."""
         extents = [_extent(value) for value in out]
-        meeting = _that_meet(extents)
-        seen: list[int] = []
+        meeting, at = _that_meet(extents), _by_address(inputs)
         for i, expected in enumerate(self.results):
             extent = extents[i]
             if expected.memory is None or extent is None:
                 continue
-            owner = self._owner(out[i], extent[0], inputs) if expected.is_fresh else None
-            others = seen if i in meeting else ()
-            clash = next((j for j in others if self._clash(i, j) and _meet(extent, extents[j])), None)
+            owner = self._owner(out[i], at(extent[0])) if expected.is_fresh else None
+            seen = meeting.get(i)
+            clash = next((j for j in seen or () if self._clash(i, j) and _meet(extent, extents[j])), None)
             if owner is not None:
                 yield i, f"that of {owner}"
             elif clash is not None:
                 yield i, f"that of `{self.results[clash].name}`"
-            elif expected.is_fresh and expected.is_handed_out and i not in meeting and _is_held(out, i):
+            elif expected.is_fresh and expected.is_handed_out and seen is None and _is_held(out, i):
                 yield i, _HELD
-            else:
+            elif seen is not None:
                 seen.append(i)
 
-    def _owner(self, value: torch.Tensor, start: int, inputs: list[_Input]) -> str | None:
-        """The input or constant that owns the memory of a result, which begins at `start`."""
+    def _owner(self, value: torch.Tensor, inputs: list[_Input]) -> str | None:
+        """The input or constant that owns the memory of a result; `inputs`: those with elements at its beginning."""
         for item in inputs:
-            if not item.start <= start < item.stop:
-                continue
             tensor = item.tensor()
             if tensor is None:  # it was freed, so its memory may have been reused: it is held in the next checked call
                 self.hold.add(item.position)
@@ -289,18 +289,18 @@ class _Input:
     @classmethod
     def of(cls, position: int, value: torch.Tensor, *, hold: bool) -> _Input:
         version = None if value.is_inference() else version_of(value)
-        start = value.data_ptr()
+        start = _address(value)
         stop = start + (_span(value) if start else 0)
         return cls(position, weakref.ref(value), value.shape, version, start, stop, value if hold else None)
 
     def has_moved(self, tensor: torch.Tensor) -> bool:
-        return tensor.shape != self.shape or tensor.data_ptr() != self.start
+        return tensor.shape != self.shape or _address(tensor) != self.start
 
     def is_changed(self, tensor: torch.Tensor) -> bool:
         return self.has_moved(tensor) or (self.version is not None and version_of(tensor) != self.version)
 
 
-def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> list[_Input] | None:
+def _read_only(values: Sequence[object], writes: Sequence[int], hold: set[int]) -> list[_Input] | None:
     """The tensors among a call's inputs that it may not write to; None if not all are plain."""
     tensors = []
     for i, value in enumerate(values):
@@ -313,7 +313,7 @@ def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> 
     return tensors
 
 
-def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
+def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, object, object]]:
     """The differences in dtype, device and shape: (name, expected, actual)."""
     if spec.dtype is not value.dtype:
         yield "dtype", spec.dtype, value.dtype
@@ -324,7 +324,7 @@ def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, An
         yield "shape", tuple(spec.shape), shape
 
 
-def is_other(expected: Any, actual: Any) -> bool:
+def is_other(expected: object, actual: object) -> bool:
     """Whether a size or stride differs; symbolic ones are not compared."""
     # A symbolic size compared with a number would become a guard on the graph.
     return type(expected) is int and expected != actual
@@ -341,7 +341,7 @@ def _is_of_attention(node: Any) -> bool:
     return is_item and "_attention" in str(node.all_input_nodes[0].target)
 
 
-def _is_number(node: Any) -> bool:
+def _is_number(node: object) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else node
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
 
@@ -354,15 +354,23 @@ def _is_held(out: list[Any], i: int) -> bool:
     return not (memory.owned()(out, (i,)) or memory.owned_in_python(out, (i,)))
 
 
+def _address(tensor: torch.Tensor) -> int:
+    """The address of a tensor's first byte; 0 on a device whose tensors have no storage."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
 Extent = tuple[int, int]
 
 
-def _extent(value: Any) -> Extent | None:
+def _extent(value: object) -> Extent | None:
     """The addresses of a tensor's first byte and after its last; None for a value without bytes."""
     if not isinstance(value, torch.Tensor) or value.numel() == 0:
         return None
-    start = value.data_ptr()
-    return start, start + _span(value)
+    start = _address(value)
+    return (start, start + _span(value)) if start else None
 
 
 def _meet(a: Extent, b: Extent | None) -> bool:
@@ -370,16 +378,33 @@ def _meet(a: Extent, b: Extent | None) -> bool:
     return b is not None and a[0] < b[1] and b[0] < a[1]
 
 
-def _that_meet(extents: Sequence[Extent | None]) -> set[int]:
-    """The positions of tensors that have bytes in common with an earlier or later tensor."""
-    positions: set[int] = set()
+def _that_meet(extents: Sequence[Extent | None]) -> dict[int, list[int]]:
+    """The positions of tensors that have bytes in common with a second tensor, each with the list of its group, empty
+    as yet.
+    """
+    groups: dict[int, list[int]] = {}
     last, farthest = -1, -1  # the one that ends farthest so far
     for (start, stop), i in sorted((extent, i) for i, extent in enumerate(extents) if extent is not None):
         if start < farthest:
-            positions |= {i, last}
+            groups[i] = groups.setdefault(last, [])
         if stop > farthest:
             last, farthest = i, stop
-    return positions
+    return groups
+
+
+def _by_address(inputs: list[_Input]) -> Callable[[int], list[_Input]]:
+    """A function that gives the inputs with elements at an address, in their order."""
+    ordered = sorted(inputs, key=lambda item: item.start)
+    starts = [item.start for item in ordered]
+    reach = [*itertools.accumulate((item.stop for item in ordered), max)]
+
+    def at(address: int) -> list[_Input]:
+        first = end = bisect_right(starts, address)
+        while first and reach[first - 1] > address:
+            first -= 1
+        return sorted((i for i in ordered[first:end] if address < i.stop), key=lambda item: item.position)
+
+    return at
 
 
 def _span(value: torch.Tensor) -> int:
@@ -387,14 +412,14 @@ def _span(value: torch.Tensor) -> int:
     return (1 + steps) * value.element_size()
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {TensorSpec.of(value)!r}"
     return "None" if value is None else f"an object of type `{type(value).__name__}`"
 
 
 def _copying(run: Run, repairs: Repairs) -> Run:
-    def run_and_copy(values: list[Any]) -> list[Any]:
+    def run_and_copy(values: list[object]) -> list[object]:
         out = run(values)
         _copy(out, repairs)
         return out
@@ -439,7 +464,7 @@ class Failures:
         )
 
 
-def described(compiler: Any, name: str, graph: str, module: fx.GraphModule, error: BaseException) -> str:
+def described(compiler: object, name: str, graph: str, module: fx.GraphModule, error: BaseException) -> str:
     """The message for a failure, with the path of a program that shows it."""
     first = next(iter(str(error).strip().splitlines()), "")
     message = f"backend `{name}` failed on {graph}: {type(error).__name__}: {first}"
@@ -448,7 +473,7 @@ def described(compiler: Any, name: str, graph: str, module: fx.GraphModule, erro
     return message if path is None else f"{message} {path} is a program that shows it."
 
 
-def _kept(compiler: Any, name: str, graph: str, module: fx.GraphModule, message: str) -> str | None:
+def _kept(compiler: object, name: str, graph: str, module: fx.GraphModule, message: str) -> str | None:
     """The path of a file with a program that shows the failure; None if it can't be written."""
     try:
         text = _program(compiler, module, message)
@@ -461,7 +486,7 @@ def _kept(compiler: Any, name: str, graph: str, module: fx.GraphModule, message:
     return path
 
 
-def _program(compiler: Any, module: fx.GraphModule, message: str) -> str:
+def _program(compiler: object, module: fx.GraphModule, message: str) -> str:
     graph = print_graph(module, header=message, name="graph")
     inputs = [_input(spec_of(node)) for node in module.graph.nodes if node.op == "placeholder"]
     home, qualified = getattr(compiler, "__module__", None), getattr(compiler, "__qualname__", None)
@@ -486,9 +511,9 @@ def _input(spec: Any) -> str:
     return f"torch.empty_strided({shape}, {stride}, dtype={spec.dtype}, {last}).zero_()"
 
 
-def random_states_of(module: fx.GraphModule, values: Sequence[Any]) -> Callable[[], None]:
+def random_states_of(module: fx.GraphModule, values: Sequence[object]) -> Callable[[], None]:
     """A function that restores the random generators that a graph may draw from."""
-    draws = any(map(is_random, module.graph.nodes))
+    draws = any(map(is_random, body_of(module)))
     devices = {value.device for value in values if isinstance(value, torch.Tensor)} | {torch.device("cpu")}
     generators = default_generators(devices) if draws else []
     states = [(generator, generator.get_state()) for generator in generators]

@@ -25,7 +25,7 @@ def writing_inside(compiler: Compiler) -> Compiler:
     """`compiler` for graphs without gradients; these write their updates themselves where they may."""
 
     @functools.wraps(compiler)
-    def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    def compile_graph(gm: fx.GraphModule, example_inputs: list[object]) -> Callable[..., object]:
         role = role_of(gm)
         updates = _possible(gm, role)
         if not updates:
@@ -45,8 +45,8 @@ def writing_inside(compiler: Compiler) -> Compiler:
             facts.write_inside([number for number, _ in updates])
         run = as_boxed(compiler(module, example_inputs))
 
-        def forward(args: list[Any]) -> list[Any]:
-            results: list[Any] = [None] * (len(kept) + len(written))
+        def forward(args: list[object]) -> list[Any]:
+            results: list[object] = [None] * (len(kept) + len(written))
             for place, value in zip(kept, run(args), strict=True):
                 results[place] = value
             return results

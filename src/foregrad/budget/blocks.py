@@ -18,7 +18,7 @@ from ..partitioners.liveness import Storages
 SHARED = -1
 _MOST_BLOCKS = 128
 _NEAR = 48  # a waist is compared with the places this many operators before and after it
-_SLACK = 1.3  # how many times the bytes of the least of them may pass it
+_SLACK = 1.3  # blocks are cut at a place if at most this many times the least bytes pass there
 _NOWHERE = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER)
 
 

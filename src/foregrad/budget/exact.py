@@ -21,7 +21,7 @@ from ..partitioners.cut import NEVER
 from .uniform import Measured, Proof, Space, measure
 
 _MOST = 12_000  # values times times: larger graphs are not tried
-_GAP = 0.002  # at which the solver stops
+_GAP = 0.002  # the solver stops at this share
 _ROUNDS = 4  # with a little less budget each, where the program's plan turned out to need more than it counts
 
 _GIVEN = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER)

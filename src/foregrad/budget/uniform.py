@@ -28,10 +28,10 @@ from .blocks import SHARED, Blocks
 
 # Operations that a saved byte is worth, from a price that saves all but the cheapest to one that saves nothing.
 _PRICES = tuple(4 << k for k in range(16))
-# The same (negated) for plans that compute nothing heavy again.
+# The same (negated) for plans without heavy recomputation.
 _LIGHT = (-_PRICES[-1], -_PRICES[6])
 _LONGEST = 8  # blocks in a segment
-_AFTER = 3  # blocks after a row of blocks whose gradients may be alive while its backward runs
+_AFTER = 3  # gradients of so many following blocks may be alive while a block's backward runs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class Space:
         self._solved: dict[tuple[int, ...], list[int]] = {}
         self._of_all = {r for r in set(storages.root) if blocks.of[r] == SHARED and self._can_save(r)}
         self.measured: list[Measured] = []  # the plans of the segments, some measured on a part of the graph
-        self.plans: list[Measured] = []  # the plans measured on all of it
+        self.plans: list[Measured] = []  # the plans measured on the whole graph
         self.segments: list[Segment] = []
         self._kept: list[frozenset[int]] = []
         self.place = _windows(self)  # the block that a node's forward or backward belongs to
-        # Bytes of gradients that the backward of each block leaves, and of those from each on.
+        # Bytes of gradients that each block's backward leaves, and their sum from each block on.
         self.gradients = [0] * blocks.count
         for r in {storages.root[i] for i in index.kept_gradients}:
             if index.needs_tangent[r]:
@@ -117,7 +117,7 @@ class Space:
 
     def everything(self) -> Measured:
         """The plan that saves every value that the backward reads."""
-        # Recomputed is what can't be saved, and what costs nothing.
+        # Values that can't be saved, and values that cost nothing, are recomputed.
         redo = [NEVER if redo and save < NEVER else redo for save, redo in zip(self.save, self.redo, strict=True)]
         return measure(self, cheapest_residuals(self.index, self.save, redo, self.required))
 
@@ -438,7 +438,7 @@ def _key(
         at = place.get(number)
         if at is not None:
             return ("here", at)
-        # From outside: what it is, not which.
+        # A value from outside is described by its kind, not by its identity.
         return ("outside", index.kinds[number], layout_of(value_of(operand)), place.get(storages.root[number]))
 
     return structure_of(node, name), extra(i)

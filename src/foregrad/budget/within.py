@@ -23,9 +23,11 @@ from torch import fx
 from ..errors import BudgetError
 from ..locks import cached_property
 from ..partitioners.costs import CostModel, analytic_cost, costs, flops
+from ..partitioners.cut import NEVER, cheapest_residuals
 from ..partitioners.index import JointIndex, merge_equal
 from ..partitioners.instead import can_offload, can_replay
 from ..partitioners.liveness import Storages
+from ..partitioners.mincut import choose_min_cut
 from ..partitioners.policies import Policy
 from ..partitioners.report import Table, amount, in_bytes
 from ..partitioners.split import split
@@ -36,7 +38,7 @@ from .uniform import Measured, Proof, Segment, Space, measure
 _BUDGETS = 64  # closer together towards the least, where a byte costs most
 
 
-_PRICE_OF_MOVING = 200  # operations in the time that a byte takes there and back, most of it beside other work
+_PRICE_OF_MOVING = 200  # operations in the time of a byte's transfer there and back, mostly beside further work
 
 _UNITS = {
     prefix + unit: base**power
@@ -185,6 +187,29 @@ def budget_partition(
         plan, proof = improved(plans.space, plan, budget, asked.solver_seconds)
     halves = split(index, [index.nodes[i] for i in plan.residuals], plan.away)
     halves.forward.meta["memory_budget"] = Outcome(budget, plans.least, plans.most, proof)
+    return halves.forward, halves.backward
+
+
+def saving_partition(
+    joint_module: fx.GraphModule, _joint_inputs: Any, *, num_fwd_outputs: int, fraction: float, **facts: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph so that saved values take at most `fraction` of the bytes that the min-cut partition saves,
+    inputs not counted: the meaning of PyTorch's `activation_memory_budget`. If no plan does, the least is saved.
+    """
+    index = JointIndex(joint_module, num_fwd_outputs)
+    merge_equal(index)
+    space = (plans := Frontier(index)).space
+    chosen = set(choose_min_cut(index, facts.get("static_lifetime_input_indices")))
+    usual = measure(space, [i for i, node in enumerate(index.nodes) if node in chosen])
+
+    def rank(plan: Measured) -> tuple[float, int]:
+        saved = plan.liveness.saved_bytes
+        return max(saved, fraction * usual.liveness.saved_bytes), plan.costs
+
+    freely = [redo if redo >= NEVER else 0 for redo in space.redo]
+    bare = measure(space, cheapest_residuals(index, space.save, freely, space.required))
+    plan = min((usual, bare, *[choice.plan for choice in plans._choices]), key=rank)
+    halves = split(index, [index.nodes[i] for i in plan.residuals], plan.away)
     return halves.forward, halves.backward
 
 

@@ -45,7 +45,7 @@ class _Unwrap(torch.autograd.Function):
         return parts
 
     @staticmethod
-    @dynamo_off()  # which would look into what the class of a wrapper does
+    @dynamo_off()  # the probe would look into the work of a wrapper's class
     def backward(ctx: Any, *gradients: Any) -> Any:
         if all(gradient is None for gradient in gradients):
             handed = take_handed(ctx)
@@ -72,7 +72,7 @@ class _Wrap(torch.autograd.Function):
         return rebuilt(spec, [part.detach() if carries else part for part, carries in pairs])
 
     @staticmethod
-    @dynamo_off()  # which would look into what the class of a wrapper does
+    @dynamo_off()  # the probe would look into the work of a wrapper's class
     def backward(ctx: Any, gradient: Any) -> Any:
         if gradient is None:
             return (None,) * len(ctx.needs_input_grad)

@@ -41,7 +41,7 @@ def check_classes(name: str, leaves: Sequence[Any], paths: Sequence[str], classe
                 f"`{name}` returns {path}, a {type(leaf).__qualname__}: the class has `__torch_function__` alone. "
                 "Return a plain tensor (`.as_subclass(torch.Tensor)`), or put it in a list, tuple, dict or dataclass."
             )
-            error.takes = lambda *_: True  # such a result may come of any arguments
+            error.takes = lambda *_: True  # any arguments can lead to this result
             raise error
 
 
@@ -94,7 +94,7 @@ class _Copies:
 
     def __init__(self, replace: Callable[[Any], Any]) -> None:
         self.replace = replace  # of a tensor, or `Taken`
-        self.made: list[tuple[Any, Any, list[Any]]] = []  # a container, its copy, and the items of that
+        self.made: list[tuple[Any, Any, list[Any]]] = []  # a container, its copy, and the copy's items
         self._known: ById[Any, Any] = ById()
 
     def of(self, value: Any) -> Any:
@@ -150,7 +150,7 @@ class OfClasses(functools.partial):  # type: ignore[type-arg]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         classes = _classes_of_capture()
-        if classes is None:  # it runs eagerly, on what the caller gave
+        if classes is None:  # it runs eagerly, on the caller's objects
             originals = _calls.originals
             tensors, containers = originals
             copies = _Copies(lambda value: tensors[value.tensor] if type(value) is Taken else value)

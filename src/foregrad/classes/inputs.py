@@ -155,7 +155,7 @@ def _is_same(part: torch.Tensor, kept: torch.Tensor | None) -> bool:
     """Whether two tensors without gradients have equal elements: none, or one memory, unwritten since."""
     if kept is None or part is kept:
         return kept is not None
-    if any(not is_symbolic(size) and size == 0 for size in part.shape):  # a jagged tensor keeps lengths as such sizes
+    if any(not is_symbolic(size) and size == 0 for size in part.shape):  # a jagged tensor keeps lengths as nested sizes
         return part.dtype == kept.dtype and same_numbers(part.shape, kept.shape)
     layouts = [(t.shape, t.stride(), t.storage_offset(), t.dtype, storage_key(t), version_of(t)) for t in (part, kept)]
     return layouts[0] == layouts[1]
@@ -177,9 +177,9 @@ class InputsOfClasses(OpenInputs):
     def __init__(self, samples: Sampler, recorder: Recorder, plain: ById[torch.Tensor, Any]) -> None:
         super().__init__(samples, recorder, plain)
         self.by_parts: dict[tuple[int, ...], WrapperInput] = {}
-        self.results: list[Any] = []  # those that are none of the inputs
+        self.results: list[Any] = []  # tensors that are not among the inputs
         self.reached: ById[Any, WrapperInput] = ById()  # by the real wrapper
-        self.remade: ById[Any, Any] = ById()  # by one that the function made of real tensors
+        self.remade: ById[Any, Any] = ById()  # by a wrapper that the function made of real tensors
 
     # ---------------------------------------------------------------- inputs
 
@@ -273,7 +273,7 @@ class InputsOfClasses(OpenInputs):
     def _in_graph(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]]:
         inside = parts_of(result)
         if result.is_leaf and (result.requires_grad or any(part.requires_grad for part in inside)):
-            # To autograd they have nothing to do with it: its own gradient ends there.
+            # To autograd they have nothing to do with the wrapper: its own gradient ends there.
             return dataclasses.replace(spec_of(result), keeps_parts=True), inside
         spec, parts = self.apart(result)
         self.made[result] = parts
@@ -332,7 +332,7 @@ class InputsOfClasses(OpenInputs):
     def found(self, tree: Tree) -> FoundOpenings | None:
         if not self.inputs:
             return None
-        arguments = zip(tree.wrappers(), self.inputs, strict=False)  # after these come the others
+        arguments = zip(tree.wrappers(), self.inputs, strict=False)  # the remaining inputs follow
         of_leaves = {first: (known.spec, known.gradient) for (first, _), known in arguments}
         inputs = self.reached.values()
         reached = [ReachedOpening(i.source, i.spec, i.gradient) for i in inputs if i.source is not None]

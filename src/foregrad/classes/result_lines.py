@@ -54,7 +54,7 @@ class ResultLines:
 # The last step of a call for its wrapper subclasses, after its results are made.
 #
 # Watchers of an interior wrapper raise: see `passed.py`. The versions of wrappers whose plain tensors are saved are
-# noted: a later write moves the wrapper's counter, not the counters of its plain tensors.
+# noted: a later write moves the wrapper's counter, not its plain tensors' counters.
 
 
 Link = Callable[[Any, Mapping[int, Any], Mapping[int, Any], Any], None]

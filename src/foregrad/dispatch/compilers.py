@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
-from .._torch.graphs import copied, is_operator, make_graph_module
+from .._torch.graphs import copied_graph_of, ends_of, is_operator, make_graph_module
 from .._torch.tracing_context import compiler_context
 from ..annexes import given
 from ..backends.boxed import as_boxed
@@ -47,7 +47,7 @@ class CompiledGraph:
     """A compiled graph with its compiler's report: the strides of its outputs, the inputs that it writes into."""
 
     run: Boxed
-    output_strides: list[tuple[Any, ...] | None] | None
+    output_strides: list[tuple[object, ...] | None] | None
     writes_into: tuple[int, ...]
 
 
@@ -135,7 +135,7 @@ def _called(
 @runs_compiler
 def called_bare(
     compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole
-) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None] | None]:
+) -> tuple[Callable[..., object], list[tuple[object, ...] | None] | None]:
     """The compiler's result for a graph made of `joint`, and the strides that it reported for the graph's results."""
     own = is_own(compiler)
     graph = module if own else _for_others(module, joint, role)
@@ -143,7 +143,7 @@ def called_bare(
         graph = outlined(graph, regions=role.regions, several=2 if role.regions is True else None)
     role.put_on(graph)
     # Eager's kernels need no fakes, and there may be very many.
-    inputs = () if compiler is eager_compiler else graph.graph.find_nodes(op="placeholder")
+    inputs = () if compiler is eager_compiler else ends_of(graph)[0]
     example_inputs = [node.meta["val"] for node in inputs]
     phase, name, reported = role.phase, joint.name, None
     with torch.no_grad(), engine.disable_autocast(), graph_being_compiled(phase):
@@ -166,7 +166,7 @@ def called_bare(
     return result, reported
 
 
-def is_own(compiler: Any) -> bool:
+def is_own(compiler: object) -> bool:
     """Whether a compiler or partitioner is foregrad's."""
     return is_house_module(getattr(compiler, "__module__", ""))
 
@@ -175,7 +175,7 @@ def _title(joint: JointGraph, role: GraphRole) -> str:
     return f"the {role.phase} graph of `{joint.name}`"
 
 
-def _backend_name(compiler: Any) -> str:
+def _backend_name(compiler: object) -> str:
     while hasattr(compiler, "func"):
         compiler = compiler.func  # of a partial
     return str(getattr(compiler, "__name__", type(compiler).__name__))
@@ -200,8 +200,7 @@ def _slots(module: fx.GraphModule, joint: JointGraph, phase: str) -> list[Slot]:
 
 def _input_names(module: fx.GraphModule, joint: JointGraph) -> list[str]:
     texts = joint.slot_texts()
-    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-    return [texts.get(name, name) for name in names]
+    return [texts.get(node.name, node.name) for node in ends_of(module)[0]]
 
 
 def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
@@ -216,14 +215,14 @@ def _context(joint: JointGraph, role: GraphRole) -> Any:
     return compiler_context(joint.fake_mode, labels, forward_facts(joint, role))
 
 
-def _strides(strides: Any) -> list[tuple[Any, ...] | None] | None:
+def _strides(strides: object) -> list[tuple[object, ...] | None] | None:
     """Strides from a compiler's attribute; None if the attribute holds something else (text, for Inductor)."""
     if not isinstance(strides, (list, tuple)) or not all(map(_is_stride, strides)):
         return None
     return [None if stride is None else tuple(stride) for stride in strides]
 
 
-def _is_stride(stride: Any) -> bool:
+def _is_stride(stride: object) -> bool:
     if isinstance(stride, (list, tuple)):
         return all(isinstance(number, (int, torch.SymInt)) for number in stride)
     return stride is None
@@ -232,36 +231,43 @@ def _is_stride(stride: Any) -> bool:
 def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> fx.GraphModule:
     infos = zip(joint.placeholders(), joint.signature.inputs, strict=False)  # tangents come after the inputs
     with_gradient = {node.name for node, info in infos if info.requires_grad}
-    is_backward = role.phase == "backward"
-    graph = copied(module.graph, lambda n: _metadata(n, requires_grad=n.name in with_gradient, is_backward=is_backward))
+    is_backward, inputs = role.phase == "backward", set(ends_of(module)[0])
+
+    def metadata(node: fx.Node) -> dict[str, Any]:
+        op, requires_grad = "placeholder" if node in inputs else node.op, node.name in with_gradient
+        return _metadata(node, op, requires_grad=requires_grad, is_backward=is_backward)
+
+    graph = copied_graph_of(module, metadata)
     if role.phase == "inference":
         for number, node in enumerate(graph.find_nodes(op="placeholder")):
             node.name = node.target = f"arg{number}_1"
     output = graph.output_node()
     results: Any = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
     output.args = (tuple(results),)
-    # Which results must have the strides they have in the graph: Inductor looks for it there.
+    # Results that must have the graph's strides: Inductor looks for the mark there.
     output.meta["user_visible_output_idxs"] = [i for i in role.visible_outputs if isinstance(results[i], fx.Node)]
     output.meta["output_stack_traces"] = [_stack_trace(result) for result in results]
     return make_graph_module(module, graph)
 
 
-def _stack_trace(result: Any) -> str | None:
+def _stack_trace(result: object) -> str | None:
     return result.meta.get("stack_trace") if isinstance(result, fx.Node) else None
 
 
-def _metadata(node: fx.Node, *, requires_grad: bool, is_backward: bool) -> dict[str, Any]:
-    """The metadata that nodes of PyTorch's own graphs have. Costly entries are made when they are read."""
+def _metadata(node: fx.Node, op: str, *, requires_grad: bool, is_backward: bool) -> dict[str, Any]:
+    """The metadata that nodes of PyTorch's own graphs have. Costly entries are made when they are read. `op`: of the
+    node in the graph, which may take the node's value as an input.
+    """
     source = node.meta if isinstance(node.meta, NodeMeta) else NodeMeta(node.meta)
     if requires_grad and isinstance(spec_of(node), TensorSpec):
         meta = source.copy(tensor_meta=lambda: source["tensor_meta"]._replace(requires_grad=True))
     else:
         meta = source.copy()
-    if node.op in ("call_function", "get_attr") and is_backward:
-        meta["autograd_backward"] = True  # of what the forward computes too, where it is computed again
-    if node.op == "placeholder":
+    if op in ("call_function", "get_attr") and is_backward:
+        meta["autograd_backward"] = True  # of values that the forward computes and the backward computes again
+    if op == "placeholder":
         meta.setdefault("partitioner_tag", "is_backward" if node.name.startswith("tangents_") else "is_forward")
-    elif node.op == "call_function" and "original_aten" not in meta:
+    elif op == "call_function" and "original_aten" not in meta:
         operators = [n.target for n in _made_of(node) if is_operator(n.target)]
         meta |= {"original_aten": operators[0]} if operators else {}
     return meta

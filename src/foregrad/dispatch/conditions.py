@@ -22,7 +22,7 @@ from ..frontend.values import is_plain, same_value
 from ..graph.call_effects import ObjectWrite
 from ..graph.source import Names, literal
 
-Bind = Callable[[str, Any], str]
+Bind = Callable[[str, object], str]
 _BY_VALUE = (torch.device, torch.Size, bytes)
 _BY_PARTS = (slice, range, complex)  # equal ones may differ in what makes them, or not be equal to themselves
 
@@ -45,7 +45,7 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
         return f"{bind('holds', _holds(value))}({name})"
     if isinstance(value, types.MethodType):  # made anew each time it is asked for
         return f"{name} == {bind('method', weakref.WeakMethod(value))}()"
-    if isinstance(value, KEPT_WHOLE):
+    if isinstance(value, KEPT_WHOLE) and not is_opaque_value(value):
         return f"{name} is {bind('constant', weakref.ref(value))}()"
     constant = bind("constant", value)
     if isinstance(value, _BY_VALUE) or is_opaque_value(value):
@@ -53,7 +53,7 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
     return f"{name} is {constant}"
 
 
-def answers(template: str, owner: str, attribute: str | None, value: Any, bind: Bind) -> tuple[str, str]:
+def answers(template: str, owner: str, attribute: str | None, value: object, bind: Bind) -> tuple[str, str]:
     """(the condition that a question about an input, the variable `owner`, has an unchanged answer; the answer).
 
     `template` has `{}` for the input, and `{name}` for `attribute`.
@@ -69,18 +69,18 @@ def answers(template: str, owner: str, attribute: str | None, value: Any, bind: 
     return f"{bind('holds', _holds(value))}({expression})", expression
 
 
-def _holds(value: Any) -> Callable[[Any], bool]:
+def _holds(value: Any) -> Callable[[object], bool]:
     """A test whether a later value is as `value`: plain values are compared here, objects by Python's state."""
     if is_plain(value):
         return functools.partial(same_value, value)
-    test: Callable[[Any], bool] = of_python().Expected(value).holds
+    test: Callable[[object], bool] = of_python().Expected(value).holds
     return test
 
 
 # ------------------------------------------------------------------------------------------ keys
 
 
-def has_keys(name: str, keys: tuple[Any, ...], bind: Bind) -> str:
+def has_keys(name: str, keys: tuple[object, ...], bind: Bind) -> str:
     """The condition that a dict has the keys, in their order.
 
     Texts are equal to no other plain object; of other keys the type counts too, since `True == 1 == 1.0`.
@@ -103,7 +103,7 @@ def _is_of_texts(value: Any) -> bool:
     return value is None or type(value) is str or isinstance(value, type)
 
 
-def order_of_keywords_matters(function: Any) -> bool:
+def order_of_keywords_matters(function: object) -> bool:
     """Whether a function can tell the order of its keyword arguments."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -116,7 +116,7 @@ def order_of_keywords_matters(function: Any) -> bool:
 
 
 # -------------------------------------------------------------------- objects
-# Guards for a plain object among the arguments: its attributes and items are those of the capture, and no others.
+# Guards for a plain object among the arguments: its attributes and items are exactly the capture's.
 
 
 def apart_guards(

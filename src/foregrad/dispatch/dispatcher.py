@@ -27,9 +27,9 @@ from ..graph.source import source_of
 from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
-from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
+from ..tracing.tape.again import AdditionsFound, ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, OneWarning, Recompile, Recompiles, is_float_text, reason_of, split_reason
-from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
+from .fallbacks import Fallbacks, Refusals, Transformed
 from .graphs import Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
@@ -37,7 +37,7 @@ from .varying import SizesSeen, numbers_read
 from .view import graph_view
 
 # -------------------------------------------------------------------- forms
-# The forms of a function: other functions that take calls which its own graphs can't serve.
+# The forms of a function: further functions for calls that the function's own graphs can't serve.
 #
 # Each form has a dispatcher of its own. There are three: the form named by the error that refused a call; the function
 # for arguments of certain sizes (`np.random.permutation(x.shape[0])` draws otherwise for other sizes); and the function
@@ -50,11 +50,11 @@ class Form:
     `kind(args, kwargs)` is the kind of a call; None for a call that the form does not take.
     """
 
-    def __init__(self, kind: Callable[..., Any]) -> None:
+    def __init__(self, kind: Callable[..., object]) -> None:
         self.kind = kind
         self.entries: dict[Any, tuple[Dispatcher, Callable[..., Any]]] = {}
 
-    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """The result of a call; `MISS` if there is no entry for its kind."""
         entry = self.entries.get(self.kind(args, kwargs)) if self.entries else None
         return MISS if entry is None else entry[1](args, kwargs)
@@ -65,28 +65,30 @@ class Outer:
     """Facts that the dispatcher of a form gets from the function's dispatcher.
 
     `why`: for each graph of the function, the reason why it was not right before this state became an argument.
-    `only_written`: containers that calls add to and do not read. `varied`: lines that read numbers that vary.
-    `splits_sizes`: whether the form may have forms for sizes itself. `once`, `turn`: the warning and the turn of all.
+    `only_written`: containers that calls add to and do not read; `unread`: see `FlatCall`. `varied`: lines that read
+    numbers that vary. `splits_sizes`: whether the form may have forms for sizes itself. `once`, `turn`: the warning and
+    the turn of all.
     """
 
     why: tuple[Difference, ...] = ()
-    only_written: set[tuple[int, Any]] = dataclasses.field(default_factory=set)
+    only_written: set[tuple[int, object]] = dataclasses.field(default_factory=set)
+    unread: dict[tuple[str, type], bool] = dataclasses.field(default_factory=dict)
     varied: frozenset[str] = frozenset()
     splits_sizes: bool = True
     once: OneWarning = dataclasses.field(default_factory=OneWarning)
     turn: Turn = dataclasses.field(default_factory=Turn)
 
 
-def _takes_all(*_: Any) -> bool:
+def _takes_all(*_: object) -> bool:
     return True
 
 
-def sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def sizes_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """The sizes of the arguments of a call, and the integers among them."""
     return tuple(map(_size_of, args)), tuple((name, _size_of(value)) for name, value in kwargs.items())
 
 
-def _size_of(value: Any) -> Any:
+def _size_of(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return value.shape
     if isinstance(value, (list, tuple)):
@@ -104,7 +106,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         pipeline: Pipeline,
         config: Config,
         name: str | None = None,
@@ -121,34 +123,36 @@ class Dispatcher:
         self.pipeline = pipeline
         self.config = dataclasses.replace(config, on_unsupported=on_unsupported or config.on_unsupported)
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        self.graphs = Graphs(gives_up=not config.error_on_recompile_limit)
+        self.graphs = Graphs(math.inf if config.error_on_recompile_limit else config.vain_limit)
         self.compilations: list[Recompile] = []
         self._levels, self._outer = outer is None, outer or Outer()
         self._turn = self._outer.turn  # held to make graphs, never while one or the function runs
-        self.refusals = Refusals(function, self.name, self.config.on_unsupported, self._outer.once)
+        self.refusals = Refusals(
+            function, self.name, self.config.on_unsupported, self._outer.once, config.refusal_limit
+        )
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
         self._named = Form(_takes_all)
         self._by_sizes = Form(sizes_of)
         self._most_sizes = config.recompile_limit if self._outer.splits_sizes else 0
         self._state = Form(_takes_all)
-        self.forms = self._named, self._by_sizes, self._state  # in the order in which they are tried
-        self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
+        self.forms = self._named, self._by_sizes, self._state  # in the order of trials
+        self._fixed: set[tuple[int, object]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
         ends = self.refusals.again, self.graphs.teller()
         self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes, ends)
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
-        # Calls under transforms: a function of tensors is compiled for them, which is called under none.
+        # Calls under transforms: a function of tensors is compiled for them, and called outside of transforms.
         self.transformed: Transformed = next(iter(given("calls under transforms")), Transformed)(
             function, lambda flat, name: Dispatcher(flat, pipeline, made_as[0], name, outer=Outer()), *made_as
         )
         self.entry = self.make_entry()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.entry(*args, **kwargs)
 
-    def make_entry(self) -> Callable[..., Any]:
+    def make_entry(self) -> Callable[..., object]:
         """The function that users call: a single frame between them and the graph, with its state at hand. The entry
         does not keep the dispatcher alive: without one it runs the function.
         """
@@ -157,7 +161,7 @@ class Dispatcher:
         transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
         transformed, refusals, graphs = self.transformed if levels else None, self.refusals, self.graphs
 
-        def entry(*args: Any, **kwargs: Any) -> Any:
+        def entry(*args: Any, **kwargs: object) -> Any:
             if dispatch_modes():
                 return function(*args, **kwargs)  # inside a capture: that sees our operators
             try:
@@ -182,6 +186,7 @@ class Dispatcher:
                 return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
             except Exception as error:
                 if not settings.full_tracebacks:
+                    __tracebackhide__ = True  # IPython and pytest skip a frame with this name
                     hide_own_frames(error)
                 raise
 
@@ -211,7 +216,7 @@ class Dispatcher:
             pipeline.decompositions,
         )
 
-    def graph_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphView:
+    def graph_for(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> GraphView:
         """See `foregrad.extend.CompiledFunction`, for this method and the next three."""
         try:
             call = flatten_call(self.function, args, kwargs, objects=True)
@@ -261,8 +266,8 @@ class Dispatcher:
     # ---------------------------------------------------------------- compiling
 
     def _call_unmatched(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...]
-    ) -> Any:
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], tried: tuple[Callable[..., object], ...]
+    ) -> object:
         result = self._call_forms(args, kwargs)
         if result is not MISS:
             return result
@@ -271,7 +276,7 @@ class Dispatcher:
                 return eager.call(self.function, args, kwargs)
         return self._compile_and_call(args, kwargs, tried)
 
-    def _call_forms(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call_forms(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         """The result of a call from the first form of the function that takes it; `MISS` if none does."""
         for form in self.forms:
             result = form.call(args, kwargs)
@@ -282,8 +287,8 @@ class Dispatcher:
     def _compile_and_call(
         self,
         args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        tried: tuple[Callable[..., Any], ...],
+        kwargs: Mapping[str, object],
+        tried: tuple[Callable[..., object], ...],
         *,
         lifts: bool = True,
     ) -> Any:
@@ -310,7 +315,7 @@ class Dispatcher:
                 try:
                     return self.fallbacks.run(args, kwargs, first)
                 finally:
-                    del first  # an error, whose traceback leads to this frame
+                    del first  # an error's traceback leads to this frame
             result = first.call(args, kwargs)
             if result is not MISS:
                 return result
@@ -338,7 +343,9 @@ class Dispatcher:
         """Whether a comparison of a call with the graphs would hardly lead to a further one."""
         return self.graphs.vain == math.inf or len(self.specializations) >= self.config.recompile_limit
 
-    def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[LeadingPlace, ...] = ()) -> bool:
+    def _lift(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], draws: tuple[LeadingPlace, ...] = ()
+    ) -> bool:
         """Make state an argument of the function: numbers that differ in each call, and its draws. Whether some state
         is an argument now.
         """
@@ -356,7 +363,7 @@ class Dispatcher:
         varied = self._sizes.varied | numbers_read(self.graphs.decisions)
         inner = self._compiling(
             lifted,
-            Outer(why, self._outer.only_written, varied, once=self._outer.once, turn=self._turn),
+            Outer(why, self._outer.only_written, self._outer.unread, varied, once=self._outer.once, turn=self._turn),
             open_sizes={
                 **self._sizes.open,
                 **{place.path: place.dims for place in places},
@@ -365,14 +372,14 @@ class Dispatcher:
         )
         self._state.entries = {True: (inner, of_python().render_stateful(self.name, lifted, inner.entry))}
 
-    def _compiling(self, function: Callable[..., Any], outer: Outer, **sizes: Any) -> Dispatcher:
+    def _compiling(self, function: Callable[..., object], outer: Outer, **sizes: Any) -> Dispatcher:
         return Dispatcher(function, self.pipeline, self.config, self.name, outer=outer, **sizes)
 
-    def _diverged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _diverged(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         """A call that the form with state as an argument can't take: its draws differ from the arguments, or it needs
         the numbers in an array of its state.
         """
-        form = self._state.entries.get(True)  # another thread may have dropped it
+        form = self._state.entries.get(True)  # a second thread may have dropped the graph
         if form is not None and (arrays := _arrays_of(form[0].function)):
             self._fixed |= arrays
             self._state.entries = {}
@@ -406,18 +413,21 @@ class Dispatcher:
             reasons = self._why(args, kwargs)
         difference = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
         place = None if difference is None else (difference.name, self.refusals.kind(args, kwargs))
-        if difference is not None and self.graphs.in_a_row(place) >= MOST_IN_A_ROW - 1:
+        if difference is not None and self.graphs.in_a_row(place) >= self.config.single_use_limit - 1:
             return self.fallbacks.never_again(difference)
         self._tell(reasons)
         return self._try_to_specialize(args, kwargs, place)
 
     def _is_of_one_call(self, difference: Difference) -> bool:
-        """Whether the value that differs may change in each call: a part of the state, or a float."""
+        """Whether the value that differs may change in each call: a part of the state, the length of an argument that
+        calls add to, or a float.
+        """
         is_open = difference.name.startswith(tuple(self._sizes.open))
-        return difference.of_state or is_open or is_float_text(difference.now)
+        grows = difference.name.startswith("len(") and any(self._outer.unread.values())
+        return difference.of_state or is_open or grows or is_float_text(difference.now)
 
     def _try_to_specialize(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Any = None
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], place: object = None
     ) -> Specialization | BaseException | None:
         """A graph for a call, made since the value at `place` differs. None if the call alone runs eagerly: it fills a
         cache, asks for the text of a tensor, or fails a check. The error if all calls of its kind run eagerly.
@@ -434,18 +444,23 @@ class Dispatcher:
         self.graphs.add(specialization, place)
         return specialization
 
-    def _specialized(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tries: int = 3) -> Specialization:
-        call = flatten_call(self.function, args, kwargs, objects=True)
+    def _specialized(self, args: tuple[object, ...], kwargs: Mapping[str, object], tries: int = 3) -> Specialization:
+        call, known = flatten_call(self.function, args, kwargs, objects=True), self._outer.unread
+        if unread := [value for value, path in call.containers if known.get((path, type(value))) is False]:
+            call = flatten_call(self.function, args, kwargs, objects=True, unread=unread)
         fills, written = self.fallbacks.may_fill, frozenset(self._outer.only_written)
-        call = dataclasses.replace(call, fills_caches=fills, only_written=written)
+        call = dataclasses.replace(call, fills_caches=fills, only_written=written, unread=known)
         try:
             return self.specializer.specialize(call, self.graphs.decisions)
+        except AdditionsFound as more:
+            known.update(more.found)
+            return self._specialized(args, kwargs, tries)
         except GradientKindError:  # the class is noted now
             if not tries:
                 raise
         return self._specialized(args, kwargs, tries - 1)
 
-    def _takes_form(self, error: OtherFormError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    def _takes_form(self, error: OtherFormError, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
         """Make the form that an error names, if it takes this call. Whether it does."""
         form, entries = error.form(self.function), self._named.entries
         if (
@@ -467,7 +482,7 @@ class Dispatcher:
             if not self._state.entries and self._lift((), {}, error.taken):
                 return None
             error = error.refusal()
-        places = getattr(error, "places", ())  # that another capture is to take as arguments
+        places = getattr(error, "places", ())  # the next capture takes these as arguments
         if places and self._fixed.isdisjoint(place.identity for place in places) and self._lift((), {}, places):
             return None
         is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))
@@ -475,7 +490,7 @@ class Dispatcher:
             raise ArgumentsDiffer(str(error)) from None
         return self.fallbacks.after(error)
 
-    def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:
+    def _why(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Difference, ...]:
         """For each graph, the reason why it is not right for a call; empty for a call that can't be compiled."""
         try:
             return tuple(s.difference(args, kwargs) for s in self.specializations)
@@ -496,14 +511,18 @@ class Dispatcher:
                 _log.debug("%s: not graph %d: %s", self.name, number, reason)
 
 
-def _arrays_of(function: Any) -> frozenset[tuple[int, Any]]:
+def _arrays_of(function: object) -> frozenset[tuple[int, object]]:
     """The places of arrays that are arguments of a function, by identity."""
     return function.arrays if isinstance(function, StatefulFunction) else frozenset()
 
 
 def _called_in_form(
-    form: Any, entry: Callable[..., Any], fallbacks: Fallbacks, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+    form: Any,
+    entry: Callable[..., object],
+    fallbacks: Fallbacks,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> object:
     try:
         return form.called(entry, args, kwargs)
     except (UnsupportedError, UnknownLeafError) as error:

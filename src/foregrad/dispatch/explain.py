@@ -21,7 +21,7 @@ import torch
 
 from ..errors import ForegradError, ForegradWarning
 from ..graph.signature import DecisionInfo
-from ..house import is_house_code, is_house_file
+from ..house import is_house_code, is_house_file, with_cells
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class EagerCalls:
     timed: int = 0
     seconds: float = 0.0
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """Call the function eagerly, and measure that."""
         begin = time.perf_counter()
         try:
@@ -221,7 +221,7 @@ class OneWarning:
             warn_user(message)
 
 
-def reason_of(function: Callable[..., Any], name: str, error: BaseException) -> str:
+def reason_of(function: Callable[..., object], name: str, error: BaseException) -> str:
     """The reason for people: the error's message, with the user's line if the message has none."""
     text = str(error).strip() or type(error).__name__
     if not isinstance(error, ForegradError):
@@ -231,7 +231,7 @@ def reason_of(function: Callable[..., Any], name: str, error: BaseException) -> 
     line = _line_of(error) or _definition(function)
     if line and line.partition(" in ")[0] not in text:
         text += f" ({line})"
-    return text
+    return with_cells(text)
 
 
 def _cause_of(error: BaseException) -> str:
@@ -270,7 +270,7 @@ def _is_of_library(code: types.CodeType) -> bool:
     return is_house_code(code) or code.co_filename.startswith(_LIBRARIES)
 
 
-def _definition(function: Any) -> str:
+def _definition(function: object) -> str:
     while not isinstance(function, (types.FunctionType, type(None))):
         function = getattr(function, "__func__", None) or getattr(function, "func", None)
     if function is None or _is_of_torch(function.__code__):

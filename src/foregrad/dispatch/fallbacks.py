@@ -23,6 +23,7 @@ from ..errors import (
     UnknownLeafError,
     UnsupportedError,
     UnsupportedSideEffectError,
+    without_frames,
 )
 from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
@@ -36,7 +37,7 @@ from .pipeline import is_of_capture
 
 _log = logging.getLogger("foregrad.eager")
 
-_MOST_KINDS = 8
+_FEW = 8  # items, up to which a list's kind is told by theirs
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
 _CHOOSING = (bool, str, type(None))
 
@@ -48,13 +49,20 @@ class _Growing:
 
 
 class Refusals:
-    """The calls of one function that run eagerly. `mode` is "eager", or "raise" if no call may run eagerly."""
+    """The calls of one function that run eagerly. `mode` is "eager", or "raise" if no call may run eagerly.
+    `limit`: the number of kinds of calls that are told apart.
+    """
 
-    def __init__(self, function: Callable[..., Any], name: str, mode: str, once: OneWarning | None = None) -> None:
-        self.function = function
-        self.name = name
-        self.mode = mode
-        self.by_kind: dict[Any, EagerCalls] = {}
+    def __init__(
+        self,
+        function: Callable[..., object],
+        name: str,
+        mode: str,
+        once: OneWarning | None = None,
+        limit: int = Config.refusal_limit,
+    ) -> None:
+        self.function, self.name, self.mode, self.limit = function, name, mode, limit
+        self.by_kind: dict[object, EagerCalls] = {}
         self.always: EagerCalls | None = None  # counts every call that fits no graph, once no kind is tried
         self.entries: list[EagerCalls] = []
         self.once = once or OneWarning()
@@ -65,7 +73,7 @@ class Refusals:
     def __bool__(self) -> bool:
         return bool(self.entries)
 
-    def covers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerCalls | None:
+    def covers(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> EagerCalls | None:
         """The count of calls of the refused kind, the present call included; None if the kind was not refused."""
         entry = self.always
         if entry is None:
@@ -87,7 +95,7 @@ class Refusals:
             self.by_kind = {kind: other for kind, other in self.by_kind.items() if other is not entry}
         return is_full
 
-    def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> EagerCalls:
+    def note(self, args: tuple[object, ...], kwargs: Mapping[str, object], error: BaseException) -> EagerCalls:
         """Record that a call is refused for `error`: it and its kind run eagerly. `tell` warns."""
         entry = self.count_only(reason_of(self.function, self.name, error))
         container = getattr(error, "container", None)
@@ -95,7 +103,7 @@ class Refusals:
             self._tries += 1
             self._growing[entry] = _Growing(container, len(container))
         self.by_kind[self.kind(args, kwargs)] = entry
-        if len(self.by_kind) > _MOST_KINDS:
+        if len(self.by_kind) > self.limit:
             self.always = entry
         return entry
 
@@ -117,11 +125,11 @@ class Refusals:
         entry.count += 1
         return entry
 
-    def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], fault: BaseException) -> Any:
+    def again(self, args: tuple[object, ...], kwargs: Mapping[str, object], fault: BaseException) -> object:
         """Make a call in eager after its graph raised `fault` and left nothing. Eager raises the program's own errors,
         with everything done by then that comes before.
         """
-        fault.__traceback__ = None  # its frames hold the values of the graph
+        without_frames(fault)
         result = self.function(*args, **kwargs)
         if self.mode == "raise":
             raise fault
@@ -131,7 +139,7 @@ class Refusals:
         )
         return result
 
-    def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def kind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """The kind of a call: refused calls of equal kinds are treated alike."""
         module = self._module
         modes = torch.is_grad_enabled(), getattr(module, "training", None), torch.is_inference_mode_enabled()
@@ -144,14 +152,14 @@ def _kind_of(value: Any) -> Any:
     cls = type(value)
     if cls in _CHOOSING:
         return cls, value
-    return (cls, tuple(map(_kind_of, value))) if cls in (tuple, list) and len(value) <= _MOST_KINDS else cls
+    return (cls, tuple(map(_kind_of, value))) if cls in (tuple, list) and len(value) <= _FEW else cls
 
 
 class Fallbacks:
     """The eager calls of one function. `refusals` remembers the kinds, `graphs` are the function's graphs."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str, config: Config, refusals: Refusals, graphs: Graphs
+        self, function: Callable[..., object], name: str, config: Config, refusals: Refusals, graphs: Graphs
     ) -> None:
         self.function, self.name, self.config, self.refusals, self.graphs = function, name, config, refusals, graphs
         self.past = PastLimit()
@@ -166,14 +174,14 @@ class Fallbacks:
     @property
     def fills_too_often(self) -> bool:
         """Whether no further graph is tried, since each call changes some state."""
-        is_over = self._fills > self.config.recompile_limit or self._fills_in_a_row > MOST_IN_A_ROW
+        is_over = self._fills > self.config.recompile_limit or self._fills_in_a_row > self.config.single_use_limit
         return is_over and not self.config.error_on_recompile_limit
 
     def note_graph(self) -> None:
         """Note that a graph was made, so the last call filled nothing."""
         self._fills_in_a_row = 0
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException | None) -> Any:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, object], error: BaseException | None) -> Any:
         """Run a call without a graph; `error` is the reason to report, if there is one."""
         as_it_was, refusals = attempts().give_up(), self.refusals
         if error is None:
@@ -186,7 +194,7 @@ class Fallbacks:
                 return entry.call(self.function, args, kwargs)
         measured = EagerCalls("")
         with as_it_was:
-            result = measured.call(self.function, args, kwargs)  # which raises where the error is the program's own
+            result = measured.call(self.function, args, kwargs)  # raises where the error is the program's own
         if is_interrupt(error):
             raise error
         if refusals.mode == "raise":
@@ -241,7 +249,8 @@ class Fallbacks:
             message = f"`{self.name}` was compiled {len(made)} times, the limit; this call fits no graph: "
             message += f"{difference}. "
             shared = any(isinstance(info.source, MemoryOf) for info in made[-1].product.captured.joint.signature.inputs)
-            remedy = _REMEDY_OF_SHARED if shared and difference.name.endswith((".shape", ".stride()")) else _REMEDY
+            if difference.name.endswith((".shape", ".stride()")):
+                remedy = _REMEDY_OF_SHARED if shared else _REMEDY_OF_SIZES
         message += remedy
         if self.config.error_on_recompile_limit:
             raise UnsupportedError(message)
@@ -251,9 +260,9 @@ class Fallbacks:
     def never_again(self, difference: Difference) -> UnsupportedError:
         """The error for a call that gets no graph, since the graphs before it served one call each."""
         error = UnsupportedError(
-            f"`{self.name}` was compiled {MOST_IN_A_ROW} times in a row for one call each, because {difference.name} "
-            f"differs in each call ({difference.before}, then {difference.now}). Keep it equal from call to call, "
-            "compute with a number as a number (no text or index), or pass a tensor."
+            f"`{self.name}` was compiled {self.config.single_use_limit} times in a row for one call each, because "
+            f"{difference.name} differs in each call ({difference.before}, then {difference.now}). Keep it equal from "
+            "call to call, compute with a number as a number (no text or index), or pass a tensor."
         )
         if self.config.error_on_recompile_limit:
             raise error
@@ -299,9 +308,12 @@ class PastLimit:
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024  # calls
 
-MOST_IN_A_ROW = 8  # captures for a value that differs in each call
 _MOST_FILLS = 2  # calls in a row that fill a cache; a later change is one of state
 _REMEDY = "Raise foregrad.config.recompile_limit, or pass values that change from call to call as tensors."
+_REMEDY_OF_SIZES = (
+    "Raise foregrad.config.recompile_limit. With dynamic=False, and where the program needs the number itself (a loop, "
+    "an index), each size has its own graph: pad to fewer sizes."
+)
 _REMEDY_OF_SHARED = (
     "Sizes stay fixed where arguments share memory and the function writes to it: pass a `.clone()`, or slice inside "
     "the function."
@@ -313,16 +325,16 @@ class Transformed:
     """Calls under torch.func transforms or with dual numbers, where no annex compiles them: they run eagerly."""
 
     def __init__(
-        self, function: Callable[..., Any], compile_flat: Callable[..., Any], config: Config, name: str
+        self, function: Callable[..., object], compile_flat: Callable[..., object], config: Config, name: str
     ) -> None:
         self.function, self.compile_flat, self.config, self.name = function, compile_flat, config, name
-        self.refusals = Refusals(function, name, config.on_unsupported)
+        self.refusals = Refusals(function, name, config.on_unsupported, limit=config.refusal_limit)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         self._refuse(args, kwargs, UnsupportedError(f"`{self.name}` is called {_UNDER_TRANSFORMS}"))
         return self.function(*args, **kwargs)
 
-    def _refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: UnsupportedError) -> None:
+    def _refuse(self, args: tuple[object, ...], kwargs: Mapping[str, object], error: UnsupportedError) -> None:
         if self.config.on_unsupported == "raise":
             raise error
         self.refusals.tell(self.refusals.note(args, kwargs, error))

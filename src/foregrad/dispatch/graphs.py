@@ -59,7 +59,7 @@ class _Noticing:
     record: _Record
     graphs: weakref.ref[Graphs]
 
-    def __call__(self, args: Any, kwargs: Any) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         result, graphs = self.call(args, kwargs), self.graphs()
         if result is not MISS and graphs is not None:
             self.record.served_again = True
@@ -68,9 +68,11 @@ class _Noticing:
 
 
 class Graphs:
-    """The `specializations`, the oldest first, and `calls`, their functions, the one used last first."""
+    """The `specializations`, the oldest first, and `calls`, their functions, the one used last first. `vain_limit`: how
+    many graphs may run in vain.
+    """
 
-    def __init__(self, *, gives_up: bool = True) -> None:
+    def __init__(self, vain_limit: float = Config.vain_limit) -> None:
         self.specializations: list[Specialization] = []
         self.calls: tuple[Call, ...] = ()
         self._order = make_lock()  # held to set `calls`, never while anything runs
@@ -78,7 +80,7 @@ class Graphs:
         self._noticing: ById[Call, Call] = ById()  # by a graph's function: its `_Noticing`
         # Graphs that ran in vain since the last was made, less one for each call with a graph; infinite: too many.
         self.vain: float = 0
-        self._most_in_vain = _MOST_IN_VAIN if gives_up else math.inf
+        self._vain_limit = vain_limit
 
     def teller(self) -> Callable[[], object]:
         """A function for graphs that have run in vain, which gives their result and does not keep this object alive.
@@ -89,7 +91,7 @@ class Graphs:
         def diverged() -> object:
             if (graphs := owner()) is not None:
                 graphs.vain += 1
-                if graphs.vain > graphs._most_in_vain:
+                if graphs.vain > graphs._vain_limit:
                     graphs.vain = math.inf
                     graphs.try_undecided()
             return MISS
@@ -99,14 +101,14 @@ class Graphs:
     def served(self, call: Call) -> None:
         """Note that a graph served a call, where others ran in vain of late, or were tried before it."""
         self.vain = max(self.vain - 1, 0)
-        if self._order.acquire(blocking=False):  # if another thread reorders now, its order is as good
+        if self._order.acquire(blocking=False):  # if a second thread reorders now, that order is as good
             try:
                 if call in self.calls:
                     self.calls = (call, *(c for c in self.calls if c is not call))
             finally:
                 self._order.release()
 
-    def add(self, specialization: Specialization, place: Any = None) -> None:
+    def add(self, specialization: Specialization, place: object = None) -> None:
         """Add the graph for the call at hand. `place`: the place of the difference that it was made for."""
         self.specializations.append(specialization)
         record, call = _Record(place), specialization.call
@@ -131,7 +133,7 @@ class Graphs:
             if noticing in self.calls:
                 self.calls = (call, *(c for c in self.calls if c is not noticing))
 
-    def in_a_row(self, place: Any) -> int:
+    def in_a_row(self, place: object) -> int:
         """The number of latest graphs that were made for differences in `place` and served a single call each."""
         count = 0
         for record in reversed(self._history):
@@ -171,10 +173,6 @@ class Graphs:
             self.calls = tuple(s.call for s in self.specializations if not s.decides)
 
 
-_MOST_IN_VAIN = 32
-_MOST_DIVERGED = 8  # fresh graphs
-
-
 class Paths:
     """The paths of a function that branches on values, and the limit on their number."""
 
@@ -182,11 +180,11 @@ class Paths:
         self.name, self.once = name, once
         self.config = config
         self.reason = ""  # once the limit was met
-        self.diverged = 0  # fresh graphs whose decisions differed from their capture
+        self.diverged = 0  # fresh graphs with decisions that differed from their capture
 
     def at_limit(self, specializations: Sequence[Specialization]) -> bool:
         """Whether no graph is to be made for a further path."""
-        if self.diverged >= _MOST_DIVERGED:
+        if self.diverged >= self.config.single_use_limit:
             return True
         return _says_values(specializations) or len(_ways(specializations)) >= self.config.path_limit
 
@@ -251,7 +249,7 @@ class Specialization:
     def decides(self) -> bool:
         return bool(self.signature.stops.decisions)
 
-    def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
+    def difference(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Difference:
         """The reason why the graph is not right for a call with the arguments, made now."""
         return self.guards.first_difference(args, kwargs) or decided(self.signature.stops.decisions)
 
@@ -305,7 +303,7 @@ class Specializer:
         later = next((found for make in makers if (found := make(self.pipeline)) is not None), None)
         self._now = self.pipeline if later is None else later.first
         with compiling(self.name):
-            call = self.sizes.observe(call, decisions)
+            call = self.sizes.seen(call, decisions)
             while True:
                 try:
                     call, product = self._build(call)
@@ -359,14 +357,14 @@ class Specializer:
                 constants = error.leaves
             except (ArgumentsDiffer, EscapedTensorError):
                 raise
-            except Exception as error:  # whatever is wrong apart from symbols, the next try raises
+            except Exception as error:  # the next try raises errors that symbols did not cause
                 self._note(error)
                 constants = call.numbers
             self.sizes.make_constant(call.paths[i] for i in constants)
             call = dataclasses.replace(call, numbers=call.numbers - constants)
         closed = dataclasses.replace(call, sizes=None)
         static = dataclasses.replace(closed, dynamic={}, varied=None if call.varied else call.varied)
-        # Each try, and what to note as hopeless if only a later try works.
+        # Each try, and the note of hopelessness for the case that only a later try works.
         tries: list[tuple[FlatCall, Callable[[], None]]] = []
         if call.may_open_sizes:
             tries.append((call, self.sizes.close))
@@ -390,7 +388,7 @@ class Specializer:
         """The pipeline's product for a call with symbolic sizes, or None if that does not work."""
         try:
             product = self._now.build(call, self.name, self.config)
-        except Exception as error:  # whatever is wrong apart from symbols, the next try raises
+        except Exception as error:  # the next try raises errors that symbols did not cause
             self._note(error)
             return None
         return None if self._is_of_symbols(product, call) else product

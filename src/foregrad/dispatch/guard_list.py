@@ -108,7 +108,7 @@ class GuardList:
                 lines += ["    " + line for line in step.code]
         return [*lines, _ERRORS, "    return MISS"]
 
-    def first_difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference | None:
+    def first_difference(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Difference | None:
         """The first guard that a call with the arguments, made now, would fail, as a `Difference`."""
         if self._first_difference is None:
             source = "def first_difference(args, kwargs):\n" + "".join(f"    {line}\n" for line in self._words())
@@ -145,7 +145,7 @@ class GuardList:
         return lines
 
 
-def _differs(steps: Sequence[Lines | Guard], number: int, part: int, now: Any = _OTHERWISE) -> Difference:
+def _differs(steps: Sequence[Lines | Guard], number: int, part: int, now: object = _OTHERWISE) -> Difference:
     """The difference for a step's guard `part`, a failing one."""
     step = steps[number] if number >= 0 else Guard("", "the structure of the arguments")
     assert isinstance(step, Guard)
@@ -185,7 +185,7 @@ class GuardMaker:
         """The guards to be rendered again, around other halves of the graph; they hold on to no tensor of the call."""
         return KeptGuards(self)
 
-    def bind(self, hint: str, value: Any) -> str:
+    def bind(self, hint: str, value: object) -> str:
         """A global name for a value."""
         name = self.names.fresh(hint)
         self.list.globals[name] = value
@@ -195,7 +195,7 @@ class GuardMaker:
         """Lines that bind variables."""
         self.list.steps.append(Lines(lines, lines))
 
-    def require(self, test: str, name: str = "", expected: Any = "", now: str = "") -> None:
+    def require(self, test: str, name: str = "", expected: object = "", now: str = "") -> None:
         """One more guard; `expected` is a value, or `Words`."""
         self.list.steps.append(Guard(test, name, in_words(expected), now))
 
@@ -277,7 +277,7 @@ class GuardMaker:
         self.list.steps.append(Guard(" and ".join(parts), parts=tuple(parts.values())))
         return symbols
 
-    def size_tests(self, symbols: dict[Any, str]) -> dict[str, Guard]:
+    def size_tests(self, symbols: dict[object, str]) -> dict[str, Guard]:
         """The conditions on symbolic sizes so far, by their tests over the variables of the symbols."""
         infos, table, inputs, slots = self.signature.symbols, self.joint.symbols, self.inputs, self.slots
         parts: dict[str, Guard] = {}
@@ -314,7 +314,7 @@ class GuardMaker:
             if infos[index].requires_grad:
                 self._ask(index, "is_leaf", "is", infos[index].is_leaf)
 
-    def _ask(self, index: int, fact: str, relation: str, value: Any) -> None:
+    def _ask(self, index: int, fact: str, relation: str, value: object) -> None:
         now = f"{self.inputs[index]}.{fact}"
         self.require(f"{now} {relation} {value}", f"{self.slots[index]}.{fact}", value, now)
 
@@ -364,9 +364,9 @@ class KeptGuards(GuardMaker):
 # -------------------------------------------------------------------------------------------- sizes and offsets
 
 
-def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[list[str], dict[Any, str]]:
+def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[list[str], dict[object, str]]:
     """(lines that read the sizes, the variable of each symbol)."""
-    variables: dict[Any, str] = {}
+    variables: dict[object, str] = {}
     reads = []
     for info in signature.symbols:
         variable = variables[info.symbol] = names.fresh(str(info.symbol))
@@ -397,7 +397,7 @@ def offset_dependent(joint: JointGraph) -> list[int]:
 # -------------------------------------------------------------------------------------------- in words
 
 
-def in_words(value: Any) -> str:
+def in_words(value: object) -> str:
     """Short text about a value in a call."""
     if type(value) is Words:
         return str(value)
@@ -410,7 +410,7 @@ def in_words(value: Any) -> str:
     return describe(value)
 
 
-_FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
+_FACTS: dict[str, Callable[[torch.Tensor], object]] = {
     "type": lambda x: type(x).__name__,
     "dtype": lambda x: x.dtype,
     "device": lambda x: x.device,
@@ -424,13 +424,13 @@ _FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def state_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference | None:
+def state_difference(before: Mapping[str, object], now: Mapping[str, object]) -> Difference | None:
     """The first setting that has changed."""
     names = (name for name in before if before[name] != now.get(name))
     return next((Difference(name, str(before[name]), str(now.get(name))) for name in names), None)
 
 
-def tensor_facts(tensor: torch.Tensor, shape: Sequence[Any], stride: Sequence[Any]) -> dict[str, Any]:
+def tensor_facts(tensor: torch.Tensor, shape: Sequence[object], stride: Sequence[object]) -> dict[str, object]:
     """Metadata of a tensor that guards compare. Sizes and strides are given apart: a symbolic one may be any."""
     facts = {name: read(tensor) for name, read in _FACTS.items()}
     facts["shape"] = tuple(shape)
@@ -439,7 +439,7 @@ def tensor_facts(tensor: torch.Tensor, shape: Sequence[Any], stride: Sequence[An
     return facts
 
 
-def tensor_difference(expected: Facts, tensors: Sequence[Any]) -> Difference | None:
+def tensor_difference(expected: Facts, tensors: Sequence[object]) -> Difference | None:
     """The first fact that differs between `tensors` and `expected`; no two tensors may be one object."""
     seen: dict[int, str] = {}
     for (name, facts), tensor in zip(expected, tensors, strict=True):
@@ -468,7 +468,7 @@ def _text(fact: Any) -> str:
 
 
 # -------------------------------------------------------------------- shared memory
-# Inputs of a graph that share memory, if some of it is written: a call must have the same relations.
+# Inputs of a graph that share memory, if some memory is written: a call must have these relations too.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

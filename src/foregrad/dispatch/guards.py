@@ -164,7 +164,8 @@ class CallGuards(GuardMaker):
             return super().container(name, tree, path)
         children = [self.names.fresh(f"{name}_{i}") for i in range(len(tree.children))]
         self.require(self.kind_test(name, tree), path, Words(a_name(tree.type.__name__)), f"type({name})")
-        self._take_object_apart(name, tree, children, path)
+        if tree.kind != "unread":
+            self._take_object_apart(name, tree, children, path)
         return [(child, f"a part of {path}") for child in children]
 
     def _take_object_apart(self, name: str, tree: Tree, children: list[str], path: str) -> None:
@@ -228,7 +229,7 @@ class CallGuards(GuardMaker):
 
     # ---------------------------------------------------------------- inputs
 
-    def _read_closures(self, inputs: list[str], static: dict[int, Any]) -> None:
+    def _read_closures(self, inputs: list[str], static: dict[int, object]) -> None:
         """Read other tensors that the function reached by itself, each along its path from an object that stays."""
         roots: dict[int, str] = {}
         for index, info in enumerate(self.signature.inputs):
@@ -258,13 +259,13 @@ class CallGuards(GuardMaker):
         for name, info in zip(inputs, self.signature.inputs, strict=True):
             if isinstance(info.source, (BaseOf, GradientOf)):
                 of = inputs[info.source.input]
-                if isinstance(info.source, GradientOf):  # PyTorch warns who asks another
+                if isinstance(info.source, GradientOf):  # PyTorch warns whoever asks a tensor that is no leaf
                     self.require(f"{of}.is_leaf", f"{self.slots[info.source.input]}.is_leaf", True, f"{of}.is_leaf")
                 self.let(f"{name} = {of}.{'_base' if isinstance(info.source, BaseOf) else 'grad'}")
         bases = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.source, (BaseOf, GradientOf))]
         self._check_tensors(bases, inputs)
 
-    def _tensor_metadata(self, inputs: list[str], static: dict[int, Any]) -> None:
+    def _tensor_metadata(self, inputs: list[str], static: dict[int, object]) -> None:
         here = [
             i
             for i, info in enumerate(self.signature.inputs)
@@ -300,7 +301,7 @@ class CallGuards(GuardMaker):
 
     def _real(self, index: int) -> torch.Tensor:
         tensor = self.tensors[index]
-        assert tensor is not None  # a whole memory, which is no tensor of the user's
+        assert tensor is not None  # a whole memory is not a tensor of the user's
         return tensor
 
     def arguments_reached_too(self, inputs: list[str]) -> None:
@@ -350,7 +351,7 @@ def _tensor_of(number: float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float64, device="cpu")
 
 
-def user_name(function: Callable[..., Any], path: str) -> str:
+def user_name(function: Callable[..., object], path: str) -> str:
     """A path (`args[0]["x"]`) with the parameter's own name for `args[0]`."""
     if not path.startswith("args["):
         return path
@@ -374,7 +375,7 @@ def _static_or_none(numbers: tuple[Any, ...]) -> list[int | None]:
 # The state of the thread and of the library during a capture, as conditions of a guard.
 
 
-def state_conditions(joint: JointGraph, bind: Callable[[str, Any], str], *, tensors: bool) -> list[str]:
+def state_conditions(joint: JointGraph, bind: Callable[[str, object], str], *, tensors: bool) -> list[str]:
     """Conditions that hold while the state is as it is now.
 
     One C++ object tests grad mode, autocast of every device, deterministic algorithms, the default dtype, tf32 and

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -73,7 +72,7 @@ class OutputFacts:
     raw_type: type = torch.Tensor
     base_idx: int | None = None
     dynamic_dims: frozenset[int] = frozenset()
-    view_meta_sequence: Any = None
+    view_meta_sequence: object = None
 
     @property
     def requires_grad_for_backward(self) -> bool:
@@ -98,7 +97,7 @@ class ForwardFacts:
     output_info: list[OutputFacts]
     mutated_inp_runtime_indices: list[int]
     static_input_indices: list[int]
-    traced_tangents: list[Any]
+    traced_tangents: list[object]
     bw_donated_idxs: list[int] = dataclasses.field(default_factory=list)
     num_intermediate_bases: int = 0
     num_backward_tokens: int = 0
@@ -106,7 +105,7 @@ class ForwardFacts:
     is_rng_op_functionalized: bool = False
     deterministic: bool | None = None
     grad_enabled_mutation: bool | None = None
-    tokens: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    tokens: dict[object, object] = dataclasses.field(default_factory=dict)
     act_input_indices: list[int] = dataclasses.field(default_factory=list)
     unsafe_view_out_indices: list[int] = dataclasses.field(default_factory=list)
 

@@ -31,7 +31,7 @@ class _Compiled:
     """The state of one compiled module. The object holds it, not its class: only the collector frees a class."""
 
     def __init__(self, module: torch.nn.Module, recipe: Recipe) -> None:
-        self.module = module  # which may come to have another class, or another `__dict__`
+        self.module = module  # its class and its `__dict__` may be replaced
         self.recipe = recipe
 
 
@@ -66,7 +66,7 @@ class _ForwardAttribute:
     """`forward` of a compiled module. It has a setter, so that Python asks it before the instance's `__dict__`."""
 
     def __init__(self, on_class: Any) -> None:
-        def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def forward(self: torch.nn.Module, *args: object, **kwargs: object) -> Any:
             return _state(self).compiled(*args, **kwargs)
 
         self.unbound = functools.update_wrapper(forward, on_class)
@@ -74,7 +74,7 @@ class _ForwardAttribute:
     def __get__(self, instance: torch.nn.Module | None, owner: type) -> Any:
         return self.unbound if instance is None else _state(instance).forward(instance)
 
-    def __set__(self, instance: torch.nn.Module, value: Any) -> None:
+    def __set__(self, instance: torch.nn.Module, value: object) -> None:
         vars(instance)["forward"] = value
 
     def __delete__(self, instance: torch.nn.Module) -> None:
@@ -88,8 +88,8 @@ def _forward_on_class(module: torch.nn.Module) -> Any:
     return inspect.getattr_static(cls, "forward") if isinstance(module, torch.jit.ScriptModule) else cls.forward
 
 
-def _call_through(dispatcher: Dispatcher, like: Any) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
+def _call_through(dispatcher: Dispatcher, like: Any) -> Callable[..., object]:
+    def forward(*args: object, **kwargs: object) -> Any:
         return dispatcher(*args, **kwargs)
 
     functools.update_wrapper(forward, like)
@@ -99,7 +99,7 @@ def _call_through(dispatcher: Dispatcher, like: Any) -> Callable[..., Any]:
 def make_compiled_module(module: torch.nn.Module, dispatcher: Dispatcher, recipe: Recipe) -> torch.nn.Module:
     """`module` compiled by `dispatcher`. `recipe` compiles any module likewise, for copies and pickles."""
     state = _Forward(module, recipe, dispatcher)
-    attributes: dict[str, Any] = {"forward": _ForwardAttribute(state.on_class)}
+    attributes: dict[str, object] = {"forward": _ForwardAttribute(state.on_class)}
     if calls_itself(module):
         attributes["__call__"] = functools.update_wrapper(
             lambda self, *args, **kwargs: _state(self).foregrad(*args, **kwargs), type(module).__call__
@@ -112,7 +112,7 @@ def make_wrapper(wrapper: torch.nn.Module, inner: torch.nn.Module, recipe: Recip
     return _over_the_state_of(_Around(wrapper, recipe, inner), {"module": property(lambda self: _state(self).inner)})
 
 
-def _over_the_state_of(state: _Compiled, attributes: dict[str, Any]) -> torch.nn.Module:
+def _over_the_state_of(state: _Compiled, attributes: dict[str, object]) -> torch.nn.Module:
     module, body = state.module, {**_BODY, **attributes}
     if isinstance(module, LazyModuleMixin):
         body["cls_to_become"] = property(_Becoming(type(module), body))
@@ -126,14 +126,14 @@ def _state(compiled: object) -> Any:
     return object.__getattribute__(compiled, _STATE)
 
 
-def _deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+def _deep_copy(self: torch.nn.Module, memo: dict[int, object]) -> torch.nn.Module:
     state = _state(self)
     copied: torch.nn.Module = state.recipe(copy.deepcopy(state.module, memo))
     memo[id(self)] = copied
     return copied
 
 
-def _equal(self: torch.nn.Module, other: Any) -> bool:
+def _equal(self: torch.nn.Module, other: object) -> bool:
     module = _state(self).module
     return self is other or module is other or module_behind(other) is module
 
@@ -144,7 +144,7 @@ class _CompiledSlot:
     __slots__ = (_STATE,)
 
 
-_BODY: dict[str, Any] = {
+_BODY: dict[str, object] = {
     "__slots__": (),
     "foregrad": property(lambda self: _state(self).foregrad),
     MODULE_BEHIND: lambda self: _state(self).module,
@@ -157,7 +157,7 @@ _BODY: dict[str, Any] = {
 }
 
 
-def _class_like(cls: type, body: dict[str, Any]) -> type:
+def _class_like(cls: type, body: dict[str, object]) -> type:
     attributes = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(cls.__name__, (cls, _CompiledSlot), attributes | body)
 
@@ -167,11 +167,11 @@ class _Becoming:
     module a class derived from the final class.
     """
 
-    def __init__(self, cls: Any, body: dict[str, Any]) -> None:
+    def __init__(self, cls: Any, body: dict[str, object]) -> None:
         self.final_class = cls.cls_to_become
         self.compiled_class = None if self.final_class is None else _class_like(self.final_class, body)
 
-    def __call__(self, compiled: Any) -> Any:
+    def __call__(self, compiled: object) -> Any:
         module = _state(compiled).module
         if self.compiled_class is not None and type(module) is not self.final_class:
             if module.has_uninitialized_params():

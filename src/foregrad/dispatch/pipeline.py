@@ -15,7 +15,7 @@ from torch import fx
 
 from .._torch import engine
 from .._torch.fakes import new_fake
-from .._torch.graphs import is_random, needed_by, piece, trace_artifact
+from .._torch.graphs import ends_of, is_random, needed_by, piece, trace_artifact
 from .._torch.levels import is_legacy_batched
 from .._torch.symbols import same_numbers
 from ..annexes import given
@@ -77,7 +77,7 @@ class Product:
 class StageCache(Protocol):
     """A cache of a pipeline's results."""
 
-    def halves(self, joint: JointGraph, about: Sequence[Any], make: Callable[[], tuple[_Halves, bool]]) -> _Halves:
+    def halves(self, joint: JointGraph, about: Sequence[object], make: Callable[[], tuple[_Halves, bool]]) -> _Halves:
         """The halves from the cache, else from `make`; it also tells whether they are to be kept."""
 
     def compiled(
@@ -108,7 +108,7 @@ class Pipeline:
     regions: bool | str = False  # whether a repeated region is compiled once: True, False, "auto" (where it pays)
     watchers: tuple[Watcher, ...] = ()
     may_fail: bool = False  # a compiler's failure is treated by `on_unsupported`; else it is the caller's
-    of_dynamo: bool = False  # the functions are graphs of Dynamo's, which ran the program with symbols itself
+    of_dynamo: bool = False  # the functions are graphs of Dynamo's: Dynamo ran the program with symbols itself
     first: Backend | None = None  # see `Backend`
     _failures: dict[str, Failures] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
@@ -161,7 +161,7 @@ class Pipeline:
         """Tell the logs and the watchers that a stage ended."""
         tell((_LOGS, *self.watchers), stage)
 
-    def split(self, joint: JointGraph, about: Sequence[Any] = ()) -> Parts:
+    def split(self, joint: JointGraph, about: Sequence[object] = ()) -> Parts:
         """The two halves; for a function without gradients the joint graph is the forward.
 
         `about`: the call and its capture's reads, for the key of a cache.
@@ -180,7 +180,7 @@ class Pipeline:
             prepared = self.prepared(forward, joint)
             return (prepared, _EMPTY), prepared is not forward
         module = self.prepared(joint.module, joint)
-        facts: dict[str, Any] = {"num_fwd_outputs": signature.num_forward_outputs}
+        facts: dict[str, object] = {"num_fwd_outputs": signature.num_forward_outputs}
         if is_own(getattr(self.partition, "func", self.partition)):
             module.meta[STAYS] = True
         elif _takes(self.partition, "static_lifetime_input_indices"):
@@ -232,7 +232,7 @@ class Pipeline:
         lock = make_lock()
         backwards: list[Boxed] = []
 
-        def make_backward(values: list[Any] | None = None) -> Boxed:
+        def make_backward(values: list[object] | None = None) -> Boxed:
             if not backwards and joint.signature.gradients.stages:
                 backwards.append(self._in_stages(backward, joint, failures, always))
             if not backwards:
@@ -272,6 +272,7 @@ class Pipeline:
             make_derived=None if resumable is None else make_derived,
             native=config is not None and config.native,
             hooked=resumable is not None and resumable.session.has_hooks,
+            path_limit=Config.path_limit if config is None else config.path_limit,
         )
 
     def _compile_late(
@@ -301,7 +302,7 @@ class Pipeline:
 
         if joint.num_guards() > num_guards:
             return in_operators()
-        return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in module.graph.nodes))
+        return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in ends_of(module)[0]))
 
     def _in_stages(self, backward: fx.GraphModule, joint: JointGraph, failures: Failures | None, always: bool) -> Boxed:
         calls, stages = [], cut_in_stages(backward, joint.signature.gradients.stages)
@@ -354,7 +355,7 @@ class Pipeline:
         from ..tracing.derivatives.higher_order import Differentiation  # late: see `build`
 
         with held, taken(resumable.session.lock), torch.set_grad_enabled(case.create_graph):
-            _ = partitioned.forward.graph  # made, so that what is saved are nodes of it
+            _ = partitioned.forward.graph  # made, so that nodes of the joint graph are saved
             saved = [None if i in case.gone else node for i, node in enumerate(partitioned.saved_nodes)]
             results = list(partitioned.saved_results)
             derivative = Differentiation(resumable, partitioned.forward, saved, results, written, case, at_hand).run()
@@ -394,18 +395,18 @@ def _compiled_alone(compiler: Compiler, joint: JointGraph, module: fx.GraphModul
     return as_boxed(called_bare(compiler, module, joint, role)[0])
 
 
-def _one_at_a_time(make: F, lock: Any) -> F:
+def _one_at_a_time(make: F, lock: object) -> F:
     """`make` behind a lock: several threads that need a backward at once compile it once."""
 
     @functools.wraps(make)
-    def locked(*args: Any) -> Any:
+    def locked(*args: object) -> object:
         with held, taken(lock), paused_collection():
             return make(*args)
 
     return locked  # type: ignore[return-value]
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
+def _takes(function: Callable[..., object], name: str) -> bool:
     """Whether `function` has a parameter of the name, or takes any."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -458,8 +459,8 @@ class _Roles:
 
     def forward(self) -> GraphRole:
         role, first = self.inference(), len(self.signature.graph_outputs.slots)
-        # An input that is saved is kept itself, whatever the graph returns for it; unless an alias of it is saved too,
-        # which may be a copy in another layout.
+        # A saved input is kept itself, whatever the graph returns for it; unless an alias is saved too, because the
+        # alias may be a copy in a new layout.
         aliased = {node.args[0] for node in self.saved if node.target is torch.ops.aten.alias.default}
         inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder" and node not in aliased]
         return dataclasses.replace(role, phase="forward", visible_outputs=(*role.visible_outputs, *inputs))
@@ -479,7 +480,7 @@ class _Roles:
         return GraphRole("backward", tuple(range(len(self.saved))), tuple(visible), donated)
 
 
-def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] | None]) -> None:
+def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[object, ...] | None]) -> None:
     """Give the backward's placeholders the strides that the forward's compiler chose for residuals."""
     saved = partitioned.saved_nodes
     by_name = {node.name: node for node in partitioned.backward.graph.nodes if node.op == "placeholder"}
@@ -502,7 +503,7 @@ def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int)
     """A backward for tangents that may be batched or dual: kernels take plain memory only, operators take all."""
     transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
 
-    def backward(values: list[Any]) -> list[Any]:
+    def backward(values: list[object]) -> list[Any]:
         if transforms_active() or forward_ad._current_level >= 0 or any(map(is_legacy_batched, values[-count:])):
             return in_operators()(values)
         return compiled(values)
@@ -511,7 +512,7 @@ def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int)
 
 
 # -------------------------------------------------------------------- logs
-# Logs of a compilation, and its texts in PyTorch's structured trace, which `tlparse` shows.
+# Logs of a compilation, and its texts in PyTorch's structured trace (`tlparse` shows the trace).
 
 
 _graphs_log, _partition_log, _guards_log = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +19,12 @@ from .._torch.symbols import concrete, is_symbolic, map_symbolic, may_vary
 from .._torch.tensors import marked_in_torch
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall, memory_groups
+from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, paddings, spec_of
 from ..graph.signature import ConstantOutput, DecisionInfo, Handle, MemoryOf
 from ..graph.source import described
+from ..house import is_house_module
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -71,7 +73,7 @@ class _EveryLine(frozenset[str]):
     def __contains__(self, line: object) -> bool:
         return True
 
-    def __or__(self, lines: Any) -> Any:
+    def __or__(self, lines: object) -> Any:
         return self
 
 
@@ -90,7 +92,7 @@ class SizesSeen:
     def __init__(self, dynamic: bool | None, open_sizes: Mapping[str, frozenset[int]] | None = None) -> None:
         self.dynamic = dynamic
         self.open = open_sizes or {}
-        self.varied: frozenset[str] = frozenset()  # lines that read numbers whose values have varied
+        self.varied: frozenset[str] = frozenset()  # lines that read numbers with values that have varied
         self._hopeless = False
         self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
@@ -113,7 +115,7 @@ class SizesSeen:
         """Note that the function can't be captured with symbols: from now on every size gets a graph of its own."""
         self._hopeless = True
 
-    def observe(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> FlatCall:
+    def seen(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> FlatCall:
         """The call with the symbolic dimensions, and the lines that read symbolic numbers, noted on the call.
         `decisions`: of the graphs so far.
         """
@@ -245,7 +247,8 @@ def fixed_numbers(joint: JointGraph) -> frozenset[int]:
         for info in signature.symbols
         if info.dim is None and joint.symbols.value_of(info.symbol) is not None
     }
-    # A float whose value the program needed is decided on; a value computed from it names it as its origin.
+    # A float whose value the program needed is decided on; a value computed from the float names the float as its
+    # origin.
     decided = {decision.where for decision in signature.stops.decisions if type(decision.value) is float}
     arguments |= {info.argument for info in signature.inputs if info.number is not None and str(info.slot) in decided}
     return frozenset(argument for argument in arguments if argument is not None)
@@ -266,7 +269,7 @@ def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall
         raise ConstantNumbers(call.numbers)
 
 
-def _behaviour(joint: JointGraph) -> list[Any]:
+def _behaviour(joint: JointGraph) -> list[object]:
     """The operators on tensors in a graph with their arguments, and the results that are no tensors.
 
     Numbers, and small tensors computed from numbers and constants, have their values in the captured call.
@@ -274,12 +277,12 @@ def _behaviour(joint: JointGraph) -> list[Any]:
     names: dict[fx.Node, Any] = {}
     tensors: dict[fx.Node, torch.Tensor] = {}
     count = 0
-    done: list[Any] = []
+    done: list[object] = []
     placeholders = joint.placeholders()
     floats = {placeholders[i] for i, info in enumerate(joint.signature.inputs) if info.number is float}
     for node in joint.graph.nodes:
         if node in floats:
-            names[node] = None  # read by one operator, which gives the number
+            names[node] = None  # read by one operator, whose result is the number
             continue
         if _gives_a_number(node):
             names[node] = concrete(node.meta["val"])
@@ -290,7 +293,7 @@ def _behaviour(joint: JointGraph) -> list[Any]:
             names[node] = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.tolist()}"
             continue
         if node.target in _SLICES and _sizes_at_capture(node) == _sizes_at_capture(node.args[0]):
-            names[node] = names[node.args[0]]  # all of it: indexing leaves such a slice out where sizes are plain
+            names[node] = names[node.args[0]]  # the whole dimension: plain sizes leave this slice out
             continue
         names[node] = f"value {count}"
         count += 1
@@ -300,23 +303,39 @@ def _behaviour(joint: JointGraph) -> list[Any]:
             # An operator that holds arguments is a new object in each capture: its text is compared.
             done.append((repr(node.target), repr(map_symbolic(arguments, concrete))))
     nodes = joint.outputs()
-    for output in joint.signature.structure.outputs:
+    structure = joint.signature.structure
+    given: list[tuple[Any, str, Any]] = []
+    for output in structure.outputs:
+        kind: Any = type(output)
         if isinstance(output, Handle) and output.output is not None and _is_number(nodes[output.output]):
-            value = concrete(nodes[output.output].meta["val"])
-            done.append((ConstantOutput, output.path, repr(value)))
-            continue
-        if isinstance(output, ConstantOutput):
+            kind, value = ConstantOutput, concrete(nodes[output.output].meta["val"])
+        elif isinstance(output, ConstantOutput):
             value = concrete(output.value)
         else:
             value = [(s.op, map_symbolic((s.args, s.kwargs), concrete), s.index) for s in getattr(output, "steps", ())]
-        done.append((type(output), output.path, repr(value)))
-    return done
+        given.append((kind, output.path, value))
+    for first, text in reversed(
+        [*_texts(structure.output_spec), *_texts(structure.written_spec, structure.output_spec.size)]
+    ):
+        parts = given[first : first + text.size]
+        value = text.unflatten([value for _, _, value in parts])
+        given[first : first + text.size] = [(ConstantOutput, parts[0][1].rpartition(".parts[0]")[0], value)]
+    return [*done, *((kind, path, repr(value)) for kind, path, value in given)]
+
+
+def _texts(tree: Tree, first: int = 0) -> Iterator[tuple[int, Tree]]:
+    """The texts that each call makes of numbers, by their first outputs: containers of a class of foregrad's own."""
+    if tree.kind == "namedtuple" and is_house_module(tree.type.__module__):
+        yield first, tree
+    for child in tree.children:
+        yield from _texts(child, first)
+        first += child.size
 
 
 _SLICES = (torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default)
 
 
-def _sizes_at_capture(node: Any) -> list[Any]:
+def _sizes_at_capture(node: Any) -> list[object]:
     return [*map(concrete, node.meta["val"].shape)]
 
 
@@ -358,7 +377,7 @@ def _outputs(joint: JointGraph) -> list[Any]:
     return [output for i, output in enumerate(outputs[:count]) if i not in decided and not _is_number(output)]
 
 
-def _is_number(output: Any) -> bool:
+def _is_number(output: object) -> bool:
     return isinstance(output, fx.Node) and _gives_a_number(output)
 
 

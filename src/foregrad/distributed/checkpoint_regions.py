@@ -16,7 +16,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._torch.checkpoints import install
-from .._torch.ops import has_effects
+from .._torch.ops import has_effects, waits_for_others
 from ..errors import UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
 from ..graph.calls import call_of
 from ..locks import Bind
@@ -49,7 +49,7 @@ class CheckpointRegions(Aspect):
         self.recorder = recorder
         self.numbers = itertools.count(1)
         self.depth = 0
-        self.must: list[Entry] = []  # what a policy says to compute again, whatever that takes
+        self.must: list[Entry] = []  # values that a policy says to compute again at any price
 
     @contextlib.contextmanager
     def region(self) -> Iterator[None]:
@@ -131,7 +131,7 @@ def _acts(made: Entry | Check) -> str:
     call = call_of(made.target, made.args)
     if call is not None:
         return call.acts
-    return str(made.target) if has_effects(made.target) else ""
+    return str(made.target) if has_effects(made.target) and not waits_for_others(made.target) else ""
 
 
 _PRINT = torch.ops.aten._print.default

@@ -90,7 +90,7 @@ class Collectives(Aspect):
 
     operators: ClassVar[Mapping[Any, Row]] = {"c10d": run}
 
-    def ran(self) -> None:  # what nobody has waited for is there by then
+    def ran(self) -> None:  # a result without a wait is there by then
         for work in self._pending:
             work.wait()
 
@@ -141,7 +141,7 @@ class Collectives(Aspect):
         if is_early and recorder.decisions.made and not self.by_regions:
             self.run_as_regions()
         last = self.made[-1] if self.made and self.made[-1].is_backward is recorder.in_backward else None
-        is_functional = last is None or last.target is not CALL  # nothing keeps the order of these after those
+        is_functional = last is None or last.target is not CALL  # nothing orders the former after the latter
         if is_functional and not (is_early and self.by_regions):
             form = _FORMS.get(name) if given.get("sparse_indices") is None else None
             calls = form(recorder, given, size, reduction) if form is not None and reduction is not None else None
@@ -150,7 +150,7 @@ class Collectives(Aspect):
         tensors = [t for name, value in given.items() if name != "tensor" for t in tensors_in(value)]
         at = ById((tensor, i) for i, tensor in enumerate(tensors))
         mode: Any = recorder
-        with mode:  # what is in memory that was never written to differs from run to run
+        with mode:  # memory that was never written differs from run to run
             outputs = ById((t, torch.zeros_like(t)) for t in written_to(op, given, only_outputs=True))
         tensors = [outputs.get(tensor, tensor) for tensor in tensors]
         rest = given | {"process_group": None}  # found by its name: a group that is destroyed is to go

@@ -35,5 +35,5 @@ def checkpoint_name(x: T, name: str) -> T:
     return x
 
 
-# Dynamo writes the call into its graph as it is; a capture of that graph sees it.
+# Dynamo writes the call into its graph as it is; a capture of Dynamo's graph sees the call.
 torch.compiler.allow_in_graph(checkpoint_name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy  # as it is outside of captures
+_from_numpy: Callable[[object], torch.Tensor] = torch.from_numpy  # as it is outside of captures
 
 
 def is_number_of_numpy(value: Any) -> bool:
@@ -17,13 +17,13 @@ def is_number_of_numpy(value: Any) -> bool:
     return numpy is not None and issubclass(type(value), numpy.generic) and not value.dtype.hasobject
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether a value is a NumPy array, of no subclass."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray
 
 
-def overlaps(value: Any, others: Iterable[Any]) -> bool:
+def overlaps(value: object, others: Iterable[object]) -> bool:
     """Whether a value is an array whose memory may overlap with arrays of its class among `others`."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, numpy.ndarray):
@@ -35,7 +35,7 @@ def tensor_over(value: Any) -> torch.Tensor | None:
     """The tensor over the memory of an array; None for anything else, and for an array that no tensor can be over."""
     if not is_array(value) or value.dtype.kind not in "biufc":
         return None
-    if not value.flags.writeable:  # of which PyTorch warns
+    if not value.flags.writeable:  # PyTorch warns of these
         return None
     try:
         return _from_numpy(value)

@@ -22,7 +22,7 @@ from .openings import Wrap, opener, wrap
 from .tree import STEPPERS, Tree, check_leaves, flatten, open_arguments
 
 
-def forward_of(module: torch.nn.Module) -> Callable[..., Any]:
+def forward_of(module: torch.nn.Module) -> Callable[..., object]:
     """A bound method that leads to the module: a method of TorchScript's does not name its owner. A class with a
     `__call__` and no forward is called by its `__call__`.
     """
@@ -38,7 +38,7 @@ def calls_itself(module: torch.nn.Module) -> bool:
     return own and getattr(cls, "forward", None) is torch.nn.Module.forward and "forward" not in vars(module)
 
 
-def _forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _forward(module: torch.nn.Module, *args: object, **kwargs: object) -> Any:
     return module.forward(*args, **kwargs)
 
 
@@ -53,7 +53,7 @@ class LeadingPlace(Protocol):
     def dims(self) -> frozenset[int]: ...
     @property
     def is_drawn(self) -> bool: ...
-    def now(self, taken: Any) -> Any:
+    def now(self, taken: object) -> Any:
         """The value there now, where that can be looked at; otherwise `taken`."""
 
 
@@ -67,14 +67,14 @@ class StatefulFunction(functools.partial[Any]):
     uses_up: bool
 
 
-def forms_of(function: Any) -> Iterator[StatefulFunction]:
+def forms_of(function: object) -> Iterator[StatefulFunction]:
     """The forms round a function, outermost first: one for each time that state was found to vary."""
     while isinstance(function, StatefulFunction):
         yield function
         function = function.func
 
 
-def may_have_a_form(function: Any) -> bool:
+def may_have_a_form(function: object) -> bool:
     """Whether a function has few forms so far: one that finds new places each time never comes to an end."""
     return len([*forms_of(function)]) < _MOST_NESTED
 
@@ -101,9 +101,10 @@ class FlatCall:
     in earlier captures: they may vary. `sizes`: by line, the numbers of elements found there by earlier captures: a
     further number may vary (None: none may); `every_size`: each may, from the first capture on. `fills_caches`: a place
     that was empty and holds a tensor afterwards counts as a cache, to be filled by an eager call. `only_written`: the
-    places of containers that earlier captures found to be added to and not to be read. `objects`: plain objects among
-    arguments and results are taken apart; `containers`: the arguments' containers with an identity that the tree keeps,
-    by their numbers there, with each container's paths.
+    places of containers that earlier captures found to be added to and not to be read; `unread`: for
+    containers among the arguments, by path and class, whether they are read after all (None: all are). `objects`: plain
+    objects among arguments and results are taken apart; `containers`: the arguments' containers with an identity that
+    the tree keeps, by their numbers there, with each container's paths.
     """
 
     function: Callable[..., Any]
@@ -119,9 +120,10 @@ class FlatCall:
     sizes: Mapping[str, frozenset[int]] | None = None
     every_size: bool = False
     fills_caches: bool = False
-    only_written: frozenset[tuple[int, Any]] = frozenset()
+    only_written: frozenset[tuple[int, object]] = frozenset()
+    unread: Mapping[tuple[str, type], bool] | None = None
     objects: bool = False
-    containers: tuple[tuple[Any, str], ...] = ()
+    containers: tuple[tuple[object, str], ...] = ()
 
     @property
     def may_open_sizes(self) -> bool:
@@ -135,7 +137,7 @@ class FlatCall:
         return bool(self.dynamic or self.varied) or self.may_open_sizes or ints
 
     def arguments(
-        self, leaves: Sequence[Any], wrap: Wrap = wrap, made: dict[int, Any] | None = None
+        self, leaves: Sequence[object], wrap: Wrap = wrap, made: dict[int, object] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with the `leaves`. `made` gets the containers by their numbers."""
         args, kwargs = self.tree.unflatten(list(leaves), wrap, made)
@@ -156,16 +158,21 @@ class FlatCall:
 
 
 def flatten_call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, objects: bool = False
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    *,
+    objects: bool = False,
+    unread: Sequence[object] = (),
 ) -> FlatCall:
     """Flatten the arguments of a call; `UnknownLeafError` or `Unsupported...Error` for arguments that can't be
     captured.
 
-    `objects`: plain objects are taken apart, and containers keep their identity.
+    `objects`: plain objects are taken apart, and containers keep their identity. `unread`: containers without items.
     """
-    containers: tuple[Any, ...] = ()
+    containers: tuple[object, ...] = ()
     if objects:
-        opened = open_arguments(args, dict(kwargs), tensor_over)
+        opened = open_arguments(args, dict(kwargs), tensor_over, unread)
         leaves, tree, containers = opened.leaves, opened.tree, opened.containers
     else:
         leaves, tree = flatten((args, dict(kwargs)))
@@ -250,7 +257,7 @@ def memory_groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
 
 
 # -------------------------------------------------------------------- arrays
-# NumPy arrays among the arguments of a call: tensors over their memory are what the graph takes.
+# NumPy arrays among the arguments of a call: the graph takes tensors over the arrays' memory.
 
 
 def arrays_in(tree: Tree, first: int = 0) -> Iterator[tuple[int, int]]:

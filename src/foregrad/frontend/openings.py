@@ -43,8 +43,8 @@ class Opening(Protocol):
     def paths(self) -> list[str]: ...
     def may_vary(self, part: int, dim: int) -> bool: ...
     def varies(self, part: int) -> bool: ...
-    def fits(self, value: Any) -> bool: ...
-    def has_structure_of(self, tensor: Any, *, of_any_size: bool = False) -> bool: ...
+    def fits(self, value: object) -> bool: ...
+    def has_structure_of(self, tensor: object, *, of_any_size: bool = False) -> bool: ...
 
 
 class OtherFormError(UnsupportedTensorError):
@@ -57,8 +57,8 @@ class OtherFormError(UnsupportedTensorError):
 
 
 Unwrap = Callable[[Any], "tuple[Opening, Sequence[torch.Tensor]] | None"]
-Sampler = Callable[[Any], tuple[Any, Sequence[torch.Tensor]]]
-Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
+Sampler = Callable[[object], tuple[Any, Sequence[torch.Tensor]]]
+Wrap = Callable[[object, "list[torch.Tensor]"], Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ class Opener(Protocol):
     """
 
     Samples: Callable[[], Sampler]
-    bare_spec: Callable[[Any], Any]
-    converted: Callable[[Any, Any, type], Any]
+    bare_spec: Callable[[object], Any]
+    converted: Callable[[object, object, type], object]
     refusal: Callable[[torch.Tensor, str], UnsupportedTensorError]
-    rebuilt: Callable[[Any, Sequence[torch.Tensor]], Any]
-    taken_apart: Callable[[Any], Sequence[torch.Tensor]]
-    unexpected: Callable[[Any], UnsupportedTensorError]
-    unwrapping: Callable[[Any, Any], Callable[[Any], Sequence[torch.Tensor]]]
-    with_sizes_of: Callable[[Any, Sequence[Any]], Any]
+    rebuilt: Callable[[object, Sequence[torch.Tensor]], object]
+    taken_apart: Callable[[object], Sequence[torch.Tensor]]
+    unexpected: Callable[[object], UnsupportedTensorError]
+    unwrapping: Callable[[object, object], Callable[[object], Sequence[torch.Tensor]]]
+    with_sizes_of: Callable[[object, Sequence[Any]], object]
     wrap: Callable[..., Any]
 
 

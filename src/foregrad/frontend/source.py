@@ -29,14 +29,14 @@ class Strong:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         return self.value
 
 
-def reference(value: Any) -> Any:
+def reference(value: object) -> Callable[[], Any]:
     """A function that gives the value: a weak reference where the value has one; then None after the value's end."""
     try:
         return weakref.ref(value)
@@ -44,7 +44,7 @@ def reference(value: Any) -> Any:
         return Strong(value)
 
 
-def table_of(value: Any) -> Any:
+def table_of(value: object) -> Any:
     """An object's `__dict__`, without running code of its class; None where it has none."""
     try:
         if isinstance(value, threading.local):  # a table for each thread
@@ -63,7 +63,7 @@ class Source:
 
     __slots__ = ("_root", "slot", "steps")
 
-    def __init__(self, slot: Slot, root: Any, steps: tuple[tuple[str, Any], ...]) -> None:
+    def __init__(self, slot: Slot, root: object, steps: tuple[tuple[str, Any], ...]) -> None:
         self.slot = slot
         self.steps = steps
         self._root = Strong(root) if isinstance(root, torch.Tensor) else reference(root)
@@ -73,7 +73,7 @@ class Source:
         """Where to start; None when that is no more."""
         return self._root()
 
-    def bound(self, bind: Callable[[str, Any], str]) -> str:
+    def bound(self, bind: Callable[[str, object], str]) -> str:
         """Python source for the root; `bind` gives globals names."""
         return bind("root", self._root) + "()"
 
@@ -94,7 +94,7 @@ class Source:
         except (AttributeError, LookupError, TypeError):
             return None
 
-    def expression(self, root: str, bind: Callable[[str, Any], str]) -> str:
+    def expression(self, root: str, bind: Callable[[str, object], str]) -> str:
         """Python source for the object, given the name of a variable holding the root; `bind` gives globals names."""
         for kind, key in self.steps:
             root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind)

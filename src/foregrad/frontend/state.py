@@ -12,7 +12,7 @@ import operator
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..annexes import given, the_one
 from ..errors import ForegradWarning
@@ -20,15 +20,19 @@ from .call import FlatCall
 from .openings import Unwrap
 from .tree import Tree, check_leaves, flatten
 
+if TYPE_CHECKING:
+    from .answers import Answers
+
 SEAM = "Python's state"
 
 
-def of_python() -> Any:
+def of_python() -> Answers:
     """The module that answers for Python's state, or `ArgumentsAlone`."""
-    return next(iter(given(SEAM)), ArgumentsAlone)
+    answers: Answers = (given(SEAM) or _ALONE)[0]
+    return answers
 
 
-def _refuse(*_: Any) -> NoReturn:
+def _refuse(*_: object) -> NoReturn:
     the_one(SEAM)
     raise AssertionError
 
@@ -44,19 +48,19 @@ class _Unseen:
     ran: Mapping[Any, Any] = types.MappingProxyType({})
     compares_identity, is_partial, taken, newborns = False, False, 0, None
 
-    def __init__(self, *known: Any, **_: Any) -> None:
+    def __init__(self, *known: object, **_: object) -> None:
         self.known, self.entered = known, self.ran
         self.before = self.own = self.made = self.rebound = self.places = self
 
     # Of nothing there are no facts.
 
-    def _no(self, *_: Any, **__: Any) -> bool:
+    def _no(self, *_: object, **__: object) -> bool:
         return False
 
-    def _none(self, *_: Any, **__: Any) -> None:
+    def _none(self, *_: object, **__: object) -> None:
         return None
 
-    def _empty(self, *_: Any, **__: Any) -> Sequence[Any]:
+    def _empty(self, *_: object, **__: object) -> Sequence[object]:
         return ()
 
     names = is_reached = knows = varies = stumbled = needs_another_run = _no
@@ -74,19 +78,19 @@ class _Unseen:
     def changed_since(self) -> Callable[[], None]:
         return self._none
 
-    def arrays_of(self, leaves: Sequence[Any]) -> Callable[[Any], Any]:
+    def arrays_of(self, leaves: Sequence[object]) -> Callable[[Any], object]:
         return _refuse
 
-    def unobserved(self, function: Any) -> Any:
+    def unobserved(self, function: object) -> Any:
         return function
 
     of = unobserved
 
-    def scan(self, *_: Any) -> Any:
+    def scan(self, *_: object) -> types.SimpleNamespace:
         """The names in the code that ran: code may name any."""
         return types.SimpleNamespace(names=frozenset(), makes_up_names=True)
 
-    def outputs(self, result: Any, unwrap: Unwrap, more: tuple[list[Any], list[str]]) -> Any:
+    def outputs(self, result: object, unwrap: Unwrap, more: tuple[list[object], list[str]]) -> Any:
         """The leaves of the result and of further outputs, the leaves' names, the structure of the result."""
         next(one for one in self.known if isinstance(one, _ArgumentsOfRun)).check_unchanged()
         leaves, tree = flatten([result, [*more[0]]], unwrap)
@@ -100,7 +104,7 @@ class _Unseen:
 class _ArgumentsOfRun(_Unseen):
     """The arguments of a run."""
 
-    def __init__(self, call: FlatCall, leaves: list[Any], arguments: Callable[..., Any]) -> None:
+    def __init__(self, call: FlatCall, leaves: Sequence[object], arguments: Callable[..., Any]) -> None:
         super().__init__()
         self.leaves = leaves
         self.args, self.kwargs = arguments(leaves, {})
@@ -122,10 +126,10 @@ class _NoGuards:
     def __init__(self, guards: Any) -> None:
         self.guards, self.watch = guards, self
 
-    def in_tables(self) -> dict[int, Any]:
+    def in_tables(self) -> dict[int, object]:
         return {}
 
-    def watched(self, inputs: list[str], static: Mapping[int, Any]) -> str:
+    def watched(self, inputs: list[str], static: Mapping[int, object]) -> str:
         guards = self.guards
         self.guards = None
         guards.arguments_reached_too(inputs)
@@ -148,13 +152,13 @@ def _say() -> None:
     )
 
 
-def _begun(*_: Any, **__: Any) -> _Unseen:
+def _begun(*_: object, **__: object) -> _Unseen:
     _say()
     return _Unseen()
 
 
 @contextlib.contextmanager
-def _nothing(*_: Any) -> Iterator[None]:
+def _nothing(*_: object) -> Iterator[None]:
     yield
 
 
@@ -169,7 +173,7 @@ class ArgumentsAlone:
     capturing = drawing = not_drawing = staticmethod(_nothing)
 
     @staticmethod
-    def _none(*_: Any) -> tuple[Any, ...]:
+    def _none(*_: object) -> tuple[object, ...]:
         return ()
 
     called_by_autograd = lifted_paths = state_that_varies = only_written_by = _none
@@ -177,3 +181,6 @@ class ArgumentsAlone:
     @staticmethod
     def is_of_library(_: type) -> bool:
         return True
+
+
+_ALONE: tuple[Any] = (ArgumentsAlone,)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from .._torch.nested import registered_functions
-from .._torch.ops import is_opaque_value
+from .._torch.ops import OPAQUE, is_opaque_value
 from .._torch.wrappers import is_wrapper
 from ..annexes import given
 from ..errors import UnknownLeafError
@@ -29,8 +29,9 @@ from .arrays import is_array, is_number_of_numpy
 from .openings import Opening, Unwrap, Wrap, new_samples, wrap
 
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
-# They keep a state from call to call, and refer to one another: like modules, they are the same ones in each call.
-STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+# Their state lasts from call to call, and they refer to each other, or only operators know it: like modules, they are
+# the same objects in each call.
+STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, *OPAQUE)
 KEPT_WHOLE = (torch.nn.Module, *STEPPERS)
 """Arguments that are told apart by which object they are. Guards don't keep them alive."""
 _CONSTANTS = (
@@ -60,12 +61,12 @@ class ObjectsOpened(Protocol):
     `empty(cls)` makes an object, `fill(made, values)` fills it, `steps(cls)` are the ways to the values.
     """
 
-    def look_into(self, value: Any, /) -> tuple[Any, list[Any]] | None: ...
+    def look_into(self, value: object, /) -> tuple[object, list[object]] | None: ...
     def is_plain_class(self, cls: type, /) -> bool: ...
 
 
 class _NoObjects:
-    def look_into(self, _: Any) -> None:
+    def look_into(self, _: object) -> None:
         return None
 
     def is_plain_class(self, _: type) -> bool:
@@ -85,7 +86,7 @@ class Tree:
     """
 
     # leaf, tuple, list, dict, namedtuple, structseq, dataclass, registered, wrapper; object, partial, weakref,
-    # method, function, cell, array, ref
+    # method, function, cell, array, ref, unread
     kind: str
     type: Any = None
     context: Any = None
@@ -99,13 +100,13 @@ class Tree:
         """
         return self._build(iter(leaves), wrap, {} if made is None else made)
 
-    def _build(self, leaves: Iterator[Any], wrap: Wrap, made: dict[int, Any]) -> Any:
+    def _build(self, leaves: Iterator[object], wrap: Wrap, made: dict[int, object]) -> Any:
         if self.kind == "leaf":
             return next(leaves)
-        if self.kind == "ref":
-            return made[self.context]
+        if self.kind in ("ref", "unread"):
+            return made[self.context if self.kind == "ref" else self.number]
         empty = None
-        if self.number >= 0:  # made first, as what is in it may lead back to it
+        if self.number >= 0:  # made first: its items may lead back to the container
             if self.kind == "object":
                 empty = made[self.number] = self.context.empty(self.type)
             elif self.kind == "cell":
@@ -126,7 +127,7 @@ class Tree:
             made[self.number] = built
         return built
 
-    def _fill(self, empty: Any, items: list[Any]) -> None:
+    def _fill(self, empty: Any, items: list[object]) -> None:
         if self.kind == "object":
             self.context.fill(empty, items)
         elif self.kind == "list":
@@ -234,9 +235,9 @@ class _Code:
         return function
 
 
-def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[Any]) -> Any:
-    base: Any = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
-    instance = base.__new__(cls)  # not through __init__, which may compute or refuse
+def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[object]) -> Any:
+    base = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
+    instance = base.__new__(cls)  # not through __init__: it may compute or refuse
     for name, value in zip(names, values, strict=True):
         object.__setattr__(instance, name, value)
     return instance
@@ -268,7 +269,7 @@ def open_container(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
     return None
 
 
-def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> bool:
+def is_as_opened(value: object, opened: tuple[str, object, object, list[object]] | None) -> bool:
     """Whether a container equals `open_container`'s earlier answer; a registered class may make items for the
     answer.
     """
@@ -281,16 +282,16 @@ def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> 
     )
 
 
-def flatten(value: Any, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
+def flatten(value: object, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
     """The leaves of a nested container, in order, and its structure.
 
     `unwrap` gives the plain tensors of wrapper subclasses, or None for one that is a leaf; see `new_samples`.
     """
-    leaves: list[Any] = []
+    leaves: list[object] = []
     return leaves, _flatten(value, leaves, unwrap or new_samples())
 
 
-def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
+def _leaf(value: object, leaves: list[object], unwrap: Unwrap) -> Tree:
     unwrapped = unwrap(value) if is_wrapper(value) else None
     if unwrapped is None:
         leaves.append(value)
@@ -300,7 +301,7 @@ def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
     return Tree("wrapper", spec.cls, spec, (LEAF,) * spec.count, spec.count)
 
 
-def _flatten(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
+def _flatten(value: object, leaves: list[object], unwrap: Unwrap) -> Tree:
     opened = open_container(value)
     if opened is None:
         return _leaf(value, leaves, unwrap)
@@ -315,10 +316,10 @@ class Opened:
 
     leaves: list[Any]
     tree: Tree
-    containers: tuple[Any, ...]
+    containers: tuple[object, ...]
 
 
-def open_objects(values: Sequence[Any], instead: Callable[[Any], Any], unwrap: Unwrap) -> Opened:
+def open_objects(values: Sequence[object], instead: Callable[[object], object], unwrap: Unwrap) -> Opened:
     """The leaves of nested containers and plain objects, and the structure of the list of `values`; an object met twice
     is one. `instead(value)` gives a leaf that replaces the value, or None; `unwrap`: see `flatten`.
     """
@@ -333,10 +334,13 @@ def list_of(trees: Sequence[Tree]) -> Tree:
 
 
 def open_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], array: Callable[[Any], torch.Tensor | None]
+    args: tuple[object, ...],
+    kwargs: dict[str, Any],
+    array: Callable[[Any], torch.Tensor | None],
+    unread: Sequence[object] = (),
 ) -> Opened:
-    """Open the arguments of a call. A stepper (see `STEPPERS`) is a leaf."""
-    opener = _Opener(_stepper, new_samples(), makes=False, array=array)
+    """Open the arguments of a call, but for the containers that are `unread`. A stepper (see `STEPPERS`) is a leaf."""
+    opener = _Opener(_stepper, new_samples(), makes=False, array=array, unread=unread)
     trees = list(map(opener.open, args))
     positional = Tree("tuple", tuple, None, tuple(trees), sum(tree.size for tree in trees))
     children = tuple(map(opener.open, kwargs.values()))
@@ -345,14 +349,14 @@ def open_arguments(
     return Opened(opener.leaves, tree, tuple(opener.containers))
 
 
-_MOST_CONTAINERS = 2000  # that an object leads to: what has more is a program's state rather than a value
+_MOST_CONTAINERS = 2000  # an object that leads to more is a program's state rather than a value
 
 
-def _nothing(_: Any) -> None:
+def _nothing(_: object) -> None:
     pass
 
 
-def _stepper(value: Any) -> Any:
+def _stepper(value: object) -> object:
     return value if isinstance(value, STEPPERS) else None
 
 
@@ -364,17 +368,18 @@ class _Opener:
 
     def __init__(
         self,
-        instead: Callable[[Any], Any],
+        instead: Callable[[object], object],
         unwrap: Unwrap,
         *,
         makes: bool,
-        array: Callable[[Any], torch.Tensor | None] = _nothing,
+        array: Callable[[object], torch.Tensor | None] = _nothing,
+        unread: Sequence[object] = (),
     ) -> None:
-        self.instead, self.array = instead, array
+        self.instead, self.array, self.unread = instead, array, unread
         self.unwrap = unwrap
         self.makes = makes
         self.leaves: list[Any] = []
-        self.containers: list[Any] = []
+        self.containers: list[object] = []
         self._number: dict[int, int] = {}
         self._begun: set[int] = set()  # numbers of containers that can't be referred to before they are made
 
@@ -398,11 +403,13 @@ class _Opener:
         self._begun.discard(number)
         return Tree(kind, cls, context, children, sum(child.size for child in children), number)
 
-    def _is_made(self, value: Any) -> bool:
+    def _is_made(self, value: object) -> bool:
         return self.makes and _objects().is_plain_class(type(value))
 
     def _look(self, value: Any) -> tuple[str, Any, Any, list[Any]] | None:
         cls = type(value)
+        if any(value is one for one in self.unread):
+            return "unread", cls, None, []
         if cls is weakref.ref:
             target = value()
             # Of what is held by nothing else there would be nothing left.
@@ -434,31 +441,31 @@ class _Opener:
         return opened
 
 
-def _contents(cell: Any) -> list[Any]:
+def _contents(cell: Any) -> list[object]:
     try:
         return [cell.cell_contents]
     except ValueError:
         return []
 
 
-_OBJECTS = (collections.OrderedDict, collections.defaultdict, collections.deque)  # which PyTorch has registered
+_OBJECTS = (collections.OrderedDict, collections.defaultdict, collections.deque)  # registered by PyTorch
 _BY_VALUE = ("tuple", "namedtuple", "structseq", "weakref", "method", "partial")
 
 
-def is_leaf(leaf: Any) -> bool:
+def is_leaf(leaf: object) -> bool:
     """Whether a value is a tensor or a plain value."""
     plain = isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size))
     return plain or is_number_of_numpy(leaf) or is_opaque_value(leaf)
 
 
-def check_leaves(leaves: list[Any], paths: list[str], what: str, others: tuple[type, ...] = ()) -> None:
+def check_leaves(leaves: list[object], paths: list[str], what: str, others: tuple[type, ...] = ()) -> None:
     """Raise `UnknownLeafError` for a leaf that is neither a tensor nor a plain value, and not of the types in
     `others`.
     """
     for leaf, path in zip(leaves, paths, strict=True):
         if is_leaf(leaf) or isinstance(leaf, others):
             continue
-        cls = leaf.__class__ if is_house_module(type(leaf).__module__) else type(leaf)  # of what it stands for
+        cls = leaf.__class__ if is_house_module(type(leaf).__module__) else type(leaf)  # the object behind a stand-in
         if is_array(leaf) and what == "output":
             raise UnknownLeafError(f"output `{path}` is an array of NumPy: return a tensor, or a list of numbers.")
         raise UnknownLeafError(

@@ -18,7 +18,7 @@ from .source import ABSENT
 PLAIN = {int, float, str, bool, bytes, complex, type(None), type(...), range, slice}
 PLAIN |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
 
-_NOT_PLAIN = {types.FunctionType, types.ModuleType, type, list, dict, set}  # what is met most often, told at once
+_NOT_PLAIN = {types.FunctionType, types.ModuleType, type, list, dict, set}  # the most frequent types, told at once
 
 
 def is_plain(value: Any) -> bool:
@@ -60,7 +60,7 @@ def same_value(a: Any, b: Any) -> bool:
         return of_one_type or {(type(x), x) for x in a} == {(type(x), x) for x in b}
     if is_number_of_numpy(a):
         return bool(a.tobytes() == b.tobytes())
-    if type(a) is range:  # ranges are equal by their items, whatever they were made of
+    if type(a) is range:  # ranges are equal by their items, not by start, stop and step
         return (a.start, a.stop, a.step) == (b.start, b.stop, b.step)
     if type(a) is slice:
         return same_value((a.start, a.stop, a.step), (b.start, b.stop, b.step))
@@ -69,12 +69,12 @@ def same_value(a: Any, b: Any) -> bool:
 
 def describe(value: Any) -> str:
     """Short text for messages."""
-    cls = type(value)  # not `isinstance`, for which modules are asked for their class, and answer slowly
+    cls = type(value)  # not `isinstance`: it asks modules for their class, and modules answer slowly
     if issubclass(cls, torch.Tensor):
         return a_name(cls.__name__)
-    if issubclass(cls, types.FunctionType):
-        code = value.__code__
-        return f"{value.__qualname__} of {file_label(code.co_filename)}:{code.co_firstlineno} (at {id(value):#x})"
+    if issubclass(cls, (types.FunctionType, types.CodeType)):
+        code, name = (value, "code") if cls is types.CodeType else (value.__code__, value.__qualname__)
+        return f"{name} of {file_label(code.co_filename)}:{code.co_firstlineno} (at {id(value):#x})"
     if issubclass(cls, type):
         return f"{value.__qualname__} (at {id(value):#x})"
     if not is_plain(value) and value is not ABSENT:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 from ..annexes import given
 
@@ -32,8 +31,8 @@ class Attempts:
     begin: Callable[[], None] = lambda: None
     rewind: Callable[[], None] = lambda: None
     finish: Callable[[], None] = lambda: None
-    give_up: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
-    in_one_call: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    give_up: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    in_one_call: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     undo_then: Callable[[Callable[[], None]], None] = lambda undo: None
 
 

@@ -52,10 +52,10 @@ class EffectTarget:
 class EffectWriter(Protocol):
     """Material for an effect's lines. Each method gives an expression of the rendered call."""
 
-    def bind(self, hint: str, value: Any) -> str:
+    def bind(self, hint: str, value: object) -> str:
         """A global name for a value."""
 
-    def built(self, value: Any) -> str:
+    def built(self, value: object) -> str:
         """A value; each call makes its containers anew."""
 
     def target(self, target: EffectTarget) -> str:
@@ -143,7 +143,7 @@ class ObjectWriter(Protocol):
 
     containers: Mapping[int, str]
 
-    def bind(self, hint: str, value: Any) -> str:
+    def bind(self, hint: str, value: object) -> str:
         """A global name for a value."""
 
 
@@ -301,7 +301,7 @@ class GiveAttribute(TensorEffect):
         return f"set attribute {self.name} of {self.target}"
 
 
-def _set_attribute(result: torch.Tensor, name: str, value: Any) -> None:
+def _set_attribute(result: torch.Tensor, name: str, value: object) -> None:
     setattr(result, name, value)
 
 

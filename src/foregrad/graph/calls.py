@@ -45,10 +45,10 @@ class PythonCall(abc.ABC):
         """The results, in memory of their own."""
 
     @abc.abstractmethod
-    def fake(self, inputs: Tensors, sizes: Sequence[Any]) -> list[torch.Tensor]:
+    def fake(self, inputs: Tensors, sizes: Sequence[object]) -> list[torch.Tensor]:
         """Tensors like the results of `run`, with any contents."""
 
-    def given_again(self, ran: Sequence[tuple[Any, Tensors]]) -> AbstractContextManager[Any]:
+    def given_again(self, ran: Sequence[tuple[object, Tensors]]) -> AbstractContextManager[object]:
         """Context of an eager run: (shared call, results) of earlier runs, in order, stand for new runs."""
         return nullcontext()
 
@@ -74,7 +74,7 @@ _library.impl("call", lambda key, *args: _calls[key].run(*args), "CompositeExpli
 torch.library.register_fake(
     "foregrad::call", lambda key, inputs, after, sizes: _calls[key].fake(inputs, sizes), lib=_library
 )
-CALL: Any = torch.ops.foregrad.call.default
+CALL = torch.ops.foregrad.call.default
 torch.fx.node.has_side_effect(CALL)
 
 

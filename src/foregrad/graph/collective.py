@@ -18,7 +18,7 @@ from .._torch.engine import ThreadDispatchMode
 from .._torch.nested import mapped, tensors_in
 from .calls import PythonCall, status
 
-# Arguments that an operator writes to; it also reads the first, and only overwrites the others.
+# Arguments that an operator writes to; it also reads the first, and only overwrites the rest.
 _WRITTEN = ("tensors", "output", "outputs", "output_tensor", "output_tensors", "output_lists")
 _READ_ONLY = ("c10d::barrier", "c10d::monitored_barrier_", "c10d::send")
 

@@ -153,10 +153,10 @@ class JointGraph:
 # -------------------------------------------------------------------- arrival
 # The order in which a compiled function's gradients arrive at leaves: it is eager's.
 #
-# Hooks see this order, as does an optimizer in the backward, or `DistributedDataParallel`, which lays out its buckets
-# by it. One node gives all gradients at once. The engine then has one task for each leaf in its queue, a binary heap
-# in which leaves are equal and come before all other nodes. The heap's order depends only on that in which they went
-# in.
+# Hooks see this order, and so does an optimizer in the backward; `DistributedDataParallel` lays out its buckets by this
+# order. One node gives all gradients at once. The engine then has one task for each leaf in its queue, a binary heap in
+# which leaves are equal and come before all other nodes. The heap's order depends only on the order of arrival in the
+# heap.
 
 
 def queued_to_arrive(taken: Sequence[int], arrival: Sequence[int], leaves: Collection[int]) -> list[int]:

@@ -20,10 +20,10 @@ from .._torch.graphs import size_hint, strided_metadata, tensor_metadata
 from .._torch.nested import frozen
 from .._torch.symbols import concrete, is_symbolic
 
-UNDESCRIBED: tuple[Any, ...] = ()
+UNDESCRIBED: tuple[object, ...] = ()
 """The spec of a node whose value no spec describes, as of an operator without results."""
 _UNKNOWN = object()
-_TOKENS: dict[Any, object] = {}
+_TOKENS: dict[object, object] = {}
 
 
 def _find_token(spec: TensorSpec) -> object:
@@ -177,11 +177,11 @@ class NodeMeta(dict[str, Any]):
 
     __slots__ = ("_late",)
 
-    def __init__(self, *args: Any, late: Mapping[str, Callable[[], Any]] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: object, late: Mapping[str, Callable[[], object]] | None = None, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self._late: Mapping[str, Callable[[], Any]] = {} if late is None else late
+        self._late: Mapping[str, Callable[[], object]] = {} if late is None else late
 
-    def __missing__(self, key: str) -> Any:
+    def __missing__(self, key: str) -> object:
         make = self._late.get(key)
         if make is not None:
             value = self[key] = make()
@@ -198,7 +198,7 @@ class NodeMeta(dict[str, Any]):
         value = self.get("val")
         return tensor_metadata(value) if isinstance(value, torch.Tensor) else None
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         try:
             return self[key]
         except KeyError:
@@ -209,14 +209,14 @@ class NodeMeta(dict[str, Any]):
             return True
         return key == "tensor_meta" and isinstance(dict.get(self, "spec"), TensorSpec)
 
-    def copy(self, **late: Callable[[], Any]) -> NodeMeta:
+    def copy(self, **late: Callable[[], object]) -> NodeMeta:
         """A copy that also makes the entries of `late` at their first read."""
         return NodeMeta(dict.items(self), late={**self._late, **late} if late else self._late)
 
     def __copy__(self) -> NodeMeta:
         return self.copy()
 
-    def materialize(self) -> dict[str, Any]:
+    def materialize(self) -> dict[str, object]:
         """A plain dict with everything made."""
         for key in (*self._late, "tensor_meta"):
             self.get(key)
@@ -235,13 +235,13 @@ class NodeMeta(dict[str, Any]):
     def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
         return self.materialize() | dict(other)
 
-    def __ror__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+    def __ror__(self, other: Any) -> dict[str, object]:  # type: ignore[override]
         return dict(other) | self.materialize()
 
     def __reduce__(self) -> Any:
         return dict, (self.materialize(),)
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(self, key: str, default: object = None) -> Any:
         if key not in self:
             self[key] = default
         return self[key]
@@ -249,7 +249,7 @@ class NodeMeta(dict[str, Any]):
     def __delitem__(self, key: str) -> None:
         self.pop(key)
 
-    def pop(self, key: str, *default: Any) -> Any:
+    def pop(self, key: str, *default: object) -> Any:
         value = self.get(key, *default) if default else self[key]
         self._late = {name: make for name, make in self._late.items() if name != key}
         dict.pop(self, key, None)
@@ -281,7 +281,7 @@ def respecify(graph: torch.fx.Graph) -> None:
             node.meta["spec"] = spec_of_value(node.meta["val"])
 
 
-def spec_of_value(value: Any) -> Any:
+def spec_of_value(value: object) -> Any:
     """The spec of a tensor, a tuple of specs for several; None for anything else."""
     if isinstance(value, torch.Tensor):
         return TensorSpec.of(value)
@@ -300,19 +300,19 @@ def nbytes_of(node: torch.fx.Node) -> int:
     return sum(_hinted(item.nbytes) for item in spec if item is not None)
 
 
-def _hinted(number: Any) -> int:
+def _hinted(number: object) -> int:
     """A number of bytes; with symbolic sizes, its value at capture."""
     return number if type(number) is int else size_hint(number)
 
 
-def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
+def contiguous_strides(shape: Sequence[object]) -> tuple[object, ...]:
     """The strides of a contiguous tensor with the shape."""
     return strides_in_order(shape, range(len(shape)))
 
 
 def strides_in_order(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
     """The strides of dense memory with the dimensions in `order`, outermost first."""
-    strides: list[Any] = [1] * len(shape)
+    strides: list[object] = [1] * len(shape)
     step: Any = 1
     for dim in reversed(order):
         strides[dim] = step
@@ -366,7 +366,7 @@ def pairs_of_strides(shape: Sequence[Any], stride: Sequence[Any]) -> Iterator[tu
             yield inner, outer, stride[outer] // stride[inner] - shape[inner]
 
 
-def following_strides(spec: Any, shape: Sequence[Any], padded: Container[int] = ()) -> tuple[Any, ...]:
+def following_strides(spec: Any, shape: Sequence[object], padded: Container[int] = ()) -> tuple[object, ...]:
     """The strides of a tensor of symbolic `shape`, laid out as `spec` is."""
     stride = list(spec.stride)
     for inner, outer, padding in pairs_of_strides(spec.shape, spec.stride):
@@ -384,12 +384,12 @@ def paddings(shape: Sequence[int], stride: Sequence[int]) -> Iterator[tuple[int,
     return ((outer, stride[outer], padding) for _, outer, padding in pairs_of_strides(shape, stride) if padding)
 
 
-def structure_of(node: torch.fx.Node, name: Callable[[torch.fx.Node], Any]) -> Any:
+def structure_of(node: torch.fx.Node, name: Callable[[torch.fx.Node], object]) -> Any:
     """A hashable key of a node's computation: operator, constants, layout; `name` gives the key of an operand."""
     return node.target, frozen((node.args, node.kwargs), torch.fx.Node, name), layout_of(value_of(node))
 
 
-def layout_of(value: Any) -> Any:
+def layout_of(value: object) -> Any:
     """Shape, strides, dtype and device of a tensor, or of each of several; a symbolic number itself; the type of any
     other value.
     """

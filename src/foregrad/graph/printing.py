@@ -96,8 +96,8 @@ def _can_be_inside(module: torch.nn.Module, root: torch.fx.GraphModule) -> bool:
     if not isinstance(module, torch.fx.GraphModule):
         return False
     paths = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
-    reads = [[_attribute(one, path) for path in paths] for one in (module, root)]
-    return all(map(operator.is_, *reads)) and not any(node.op == "call_module" for node in module.graph.nodes)
+    found = [[_attribute(one, path) for path in paths] for one in (module, root)]
+    return all(map(operator.is_, *found)) and not any(node.op == "call_module" for node in module.graph.nodes)
 
 
 def _attribute(module: torch.nn.Module, path: str) -> Any:
@@ -128,7 +128,7 @@ class _Printer:
         self.names = {node: self.allocate.fresh(node.name) for node in self.nodes}
         self.locals = frozenset(self.names.values())
         self.imports = {"torch"}
-        # Values without a spelling, which the caller has to pass: id -> (name, value).
+        # Values without a spelling, passed by the caller: id -> (name, value).
         self.passed: dict[int, tuple[str, Any]] = {}
         if outer is not None:  # a function in a function
             self.locals |= outer.locals
@@ -146,7 +146,7 @@ class _Printer:
         self.render = Renderer(self.names, self.spell)
 
     def _items(self, node: Node) -> list[str] | None:
-        """The names of the results of a call of a function, if only `getitem` reads them."""
+        """The names of the results of a call of a function, if only `getitem` takes them."""
         if node.op != "call_module" or str(node.target) not in self.functions:
             return None
         results = self.functions[str(node.target)][1].nodes[-1].args[0]
@@ -168,8 +168,8 @@ class _Printer:
 
     def _uses_self(self) -> bool:
         inner = (printer for _, printer in self.functions.values())
-        reads = (node.op == "get_attr" or self._reads_module(node) for node in self.nodes)
-        return any(reads) or any(printer._uses_self() for printer in inner)
+        of_module = (node.op == "get_attr" or self._reads_module(node) for node in self.nodes)
+        return any(of_module) or any(printer._uses_self() for printer in inner)
 
     def _reads_module(self, node: Node) -> bool:
         return node.op == "call_module" and str(node.target) not in self.functions
@@ -257,7 +257,7 @@ class _Printer:
         text = infix(target, node.args, node.kwargs, render)
         return text or f"{self.spell(target)}({render.arguments(node.args, node.kwargs)})"
 
-    def spell(self, value: Any) -> str:
+    def spell(self, value: object) -> str:
         """An expression for a value that has no literal."""
         if isinstance(value, OpOverload):
             space, _, rest = value.name().partition("::")
@@ -287,7 +287,7 @@ class _Printer:
         """The expression of an attribute: in `self.block.0.weight` parts that aren't identifiers are read by name."""
         return self._path("self", target.split("."))
 
-    def _import_path(self, value: Any) -> str | None:
+    def _import_path(self, value: object) -> str | None:
         """`module.name`, if the value is found there."""
         short = getattr(value, "__name__", None)
         module = getattr(value, "__module__", None)
@@ -311,7 +311,7 @@ class _Printer:
                 return f"{home}.{name}"
         return None
 
-    def _pass_in(self, value: Any) -> str:
+    def _pass_in(self, value: object) -> str:
         if id(value) not in self.passed:
             hint = getattr(value, "__name__", None)
             name = self.allocate.fresh(hint if isinstance(hint, str) else type(value).__name__.lower())
@@ -361,7 +361,7 @@ def _comment(*parts: str | None) -> str:
     return f"  # {text}" if text else ""
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     try:
         return repr(value)
     except Exception:  # the user's

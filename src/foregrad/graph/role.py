@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -16,13 +15,13 @@ from torch import fx
 from ..annexes import given
 
 _KEY = "foregrad"
-PREPARED = "foregrad prepared"  # in the `meta` of a graph from a backend's `prepare_joint`, or derived from one
+PREPARED = "foregrad prepared"  # in the `meta` of a graph of a backend's `prepare_joint`, or derived from such a graph
 
-STAYS = "foregrad stays"  # in the `meta` of a graph that nobody changes: what is made of it may be made later
+STAYS = "foregrad stays"  # in the `meta` of a graph that nobody changes: it may be compiled later
 
-REGION = "foregrad region"  # in the `meta` of a graph that another one calls at several places: whether it is random
+REGION = "foregrad region"  # in the `meta` of a graph called at several places by a larger graph: whether it is random
 
-LAID_OUT = "foregrad laid out"  # of a residual whose strides the forward's compiler chose: its own spec
+LAID_OUT = "foregrad laid out"  # of a residual with strides that the forward's compiler chose: its own spec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def role_of(gm: fx.GraphModule) -> GraphRole:
     return GraphRole("inference", (), tuple(range(count)))
 
 
-def outlined(gm: fx.GraphModule, **how: Any) -> fx.GraphModule:
+def outlined(gm: fx.GraphModule, **how: object) -> fx.GraphModule:
     """The graph with calls of the parts that come again; itself where there are none, or nobody finds them."""
     for outline in given("repeated regions"):
         gm = outline(gm, **how)

@@ -30,15 +30,15 @@ from ..errors import InternalError
 # ------------------------------------------------------------------------------------------------------ names and keys
 # The user's names and keys in generated Python: they stand as objects, never as text that could run.
 #
-# A name is written out only if it is certain to mean itself: an ASCII identifier (others are normalized to NFKC by
-# Python's parser, so two names become one) that is no keyword and that no class body would mangle. A key is written
-# out if it is a number or a short printable ASCII text. Anything else is bound: `bind(hint, value)` gives the global
-# of the generated function that holds it, `getattr(x, name)` and `x[key]` read it.
+# A name is written out only if it is certain to mean itself: an ASCII identifier (Python's parser normalizes any
+# further letter to NFKC, so two names become one) that is no keyword and that no class body would mangle. A key is
+# written out if it is a number or a short printable ASCII text. Anything else is bound: `bind(hint, value)` gives the
+# global of the generated function that holds it, `getattr(x, name)` and `x[key]` read it.
 #
-# Text for people goes through `shown` (one line without control characters, which could end a comment or turn the
-# text around it) or `key_text` (which runs no `__repr__` of the user's).
+# Text for people goes through `shown` (one line without control characters: these could end a comment or turn the text
+# around) or `key_text` (it runs no `__repr__` of the user's).
 
-Bind = Callable[[str, Any], str]
+Bind = Callable[[str, object], str]
 
 ATTRIBUTES = "tuple({}.__dict__)"
 """The names of all attributes of a tensor."""
@@ -59,7 +59,7 @@ def attribute(owner: str, name: str, bind: Bind) -> str:
     return f"{owner}.{name}" if is_name(name) else f"getattr({owner}, {literal(name) or bind('name', name)})"
 
 
-def item(owner: str, key: Any, bind: Bind) -> str:
+def item(owner: str, key: object, bind: Bind) -> str:
     """The expression that reads an item."""
     return f"{owner}[{literal(key) or bind('key', key)}]"
 
@@ -98,7 +98,7 @@ def a_name(name: str) -> str:
     return f"an {name}" if name[:1] in "aeioAEIO" else f"a {name}"
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
     """A value's description in a few words: a tensor's elements and a module's parts are many lines."""
     if isinstance(value, torch.Tensor):
         return f"a {type(value).__name__} of shape {tuple(value.shape)}"
@@ -108,7 +108,7 @@ def described(value: Any) -> str:
     return text if len(text) <= 60 else a_name(type(value).__name__)
 
 
-def check_function(fn: Any, door: str) -> None:
+def check_function(fn: object, door: str) -> None:
     """Raise `TypeError` unless the first argument of a door is a function."""
     if not callable(fn):
         raise TypeError(f"foregrad.{door} takes a function or a module and its arguments, not {described(fn)}")
@@ -132,7 +132,7 @@ def key_text(key: Any) -> str:
     return shown(f"<{cls.__name__}>")
 
 
-def in_order(keys: Collection[Any]) -> list[Any]:
+def in_order(keys: Collection[object]) -> list[Any]:
     """Keys in an order that does not change from run to run: plain strings by themselves, further keys by their
     texts.
     """
@@ -141,7 +141,7 @@ def in_order(keys: Collection[Any]) -> list[Any]:
     return sorted(keys, key=key_text)
 
 
-def key_texts(keys: Sequence[Any]) -> list[str]:
+def key_texts(keys: Sequence[object]) -> list[str]:
     """A text for each key; no two texts are equal."""
     texts = list(map(key_text, keys))
     if len(set(texts)) == len(texts):
@@ -196,7 +196,7 @@ def compile_source(
     return function
 
 
-def source_of(function: Callable[..., Any]) -> str:
+def source_of(function: Callable[..., object]) -> str:
     """The whole unit that a function made by `compile_source` was compiled from."""
     return "".join(linecache.getlines(function.__code__.co_filename))
 
@@ -250,11 +250,11 @@ class Renderer:
 
     __slots__ = ("bind", "names")
 
-    def __init__(self, names: Mapping[torch.fx.Node, str], bind: Callable[[Any], str]) -> None:
+    def __init__(self, names: Mapping[torch.fx.Node, str], bind: Callable[[object], str]) -> None:
         self.names = names
         self.bind = bind
 
-    def __call__(self, value: Any) -> str:
+    def __call__(self, value: object) -> str:
         rule = _RULES.get(type(value))
         if rule is not None:
             return rule(self, value)
@@ -263,7 +263,7 @@ class Renderer:
                 return rule(self, value)
         return self.bind(value)
 
-    def arguments(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+    def arguments(self, args: Iterable[object], kwargs: Mapping[str, object]) -> str:
         """The text between the parentheses of a call."""
         parts = [self(value) for value in args]
         if kwargs:
@@ -274,20 +274,20 @@ class Renderer:
     def _float(self, value: float) -> str:
         return repr(value) if math.isfinite(value) else self.bind(value)
 
-    def _list(self, value: list[Any]) -> str:
+    def _list(self, value: list[object]) -> str:
         return f"[{', '.join([self(item) for item in value])}]"
 
-    def _tuple(self, value: tuple[Any, ...]) -> str:
+    def _tuple(self, value: tuple[object, ...]) -> str:
         items = [self(item) for item in value]
         return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
-    def _other_tuple(self, value: tuple[Any, ...]) -> str:
+    def _other_tuple(self, value: tuple[object, ...]) -> str:
         if hasattr(value, "_fields"):
             return f"{self.bind(type(value))}({', '.join([self(item) for item in value])})"
         is_spelled = isinstance(value, torch.Size) or any(isinstance(item, torch.fx.Node) for item in leaves(value))
         return self._tuple(tuple(value)) if is_spelled else self.bind(value)
 
-    def _dict(self, value: dict[Any, Any]) -> str:
+    def _dict(self, value: dict[object, object]) -> str:
         return f"{{{', '.join([f'{self(key)}: {self(item)}' for key, item in value.items()])}}}"
 
 
@@ -295,7 +295,7 @@ def _node(renderer: Renderer, value: torch.fx.Node) -> str:
     return renderer.names[value]
 
 
-def _literal(renderer: Renderer, value: Any) -> str:
+def _literal(renderer: Renderer, value: object) -> str:
     return literal(value) or renderer.bind(value)
 
 
@@ -308,7 +308,7 @@ _RULES: dict[type, Callable[[Renderer, Any], str]] = {
     bytes: _literal,
     type(...): lambda renderer, value: "...",
     float: Renderer._float,
-    # The repr of a complex with a negative zero does not read back as the same number.
+    # The repr of a complex with a negative zero reads back as a different number.
     complex: lambda renderer, value: renderer.bind(value),
     list: Renderer._list,
     tuple: Renderer._tuple,
@@ -323,7 +323,7 @@ _SUBCLASS_RULES: tuple[tuple[type, Callable[[Renderer, Any], str]], ...] = (
     (dict, Renderer._dict),
 )
 
-_INFIX: dict[Any, str] = {
+_INFIX: dict[object, str] = {
     operator.add: "{} + {}",
     operator.sub: "{} - {}",
     operator.mul: "{} * {}",
@@ -353,7 +353,7 @@ _INFIX: dict[Any, str] = {
 }
 
 
-def infix(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], render: Renderer) -> str | None:
+def infix(target: object, args: tuple[object, ...], kwargs: Mapping[str, object], render: Renderer) -> str | None:
     """A call of a function of `operator` written with the operator itself; None when it has no operator."""
     template = _INFIX.get(target) if callable(target) and _is_hashable(target) else None
     if template is None or kwargs or len(args) != template.count("{}"):
@@ -364,7 +364,7 @@ def infix(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], render:
     return template.format(*operands)
 
 
-def _is_hashable(target: Any) -> bool:
+def _is_hashable(target: object) -> bool:
     return type(target).__hash__ is not None
 
 

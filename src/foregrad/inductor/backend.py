@@ -420,7 +420,7 @@ def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
     mode = _fake_mode(inputs)
     if mode is None:
         return make_graph_module(gm, copied(gm.graph), "GraphModule")
-    with own_tracing_context(mode):  # Dynamo's, if we are inside of it, has another fake mode
+    with own_tracing_context(mode):  # Dynamo's context, if we are inside it, has a different fake mode
         copy = _through_joint_passes(gm, inputs, mode)
         if copy is None:  # rare, and constants cost no more inside of kernels
             with inductor.patched_config({"joint_graph_constant_folding": False}):
@@ -475,7 +475,7 @@ def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) 
         if before.stride() != after.stride():
             return None
         if node in values and before.dtype is after.dtype:
-            node.meta["val"] = before  # which shares memory as the real value does
+            node.meta["val"] = before  # it shares memory as the real value does
     if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
         inductor.propagate(copy, inputs, mode, _with_values(copy), layout_key)
     return copy

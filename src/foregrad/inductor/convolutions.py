@@ -79,7 +79,7 @@ def with_whole_laid_out(gm: fx.GraphModule, foreign: Collection[fx.Node]) -> fx.
     by strides or is `foreign` to the compiler.
     """
     read = {_operand(node, 2) for node in _backward_convolutions(gm)}
-    after: set[fx.Node] = set()  # convolutions that are copied for, and what is computed from their results
+    after: set[fx.Node] = set()  # convolutions with a copy, and the values computed from their results
     entering: dict[fx.Node, None] = {}
     for node in gm.graph.nodes:
         if node.target is aten.convolution.default and _operand(node, 1) in read:
@@ -95,7 +95,7 @@ def with_whole_laid_out(gm: fx.GraphModule, foreign: Collection[fx.Node]) -> fx.
     whole = make_graph_module(gm, copied(gm.graph), "GraphModule")
     own = dict(zip(gm.graph.nodes, whole.graph.nodes, strict=True))
     for node in after:
-        if node.target is aten.view.default:  # of memory that is laid out in another way: it may need a copy
+        if node.target is aten.view.default:  # of memory in a different layout: it may need a copy
             own[node].target = aten.reshape.default
     for operand in entering:
         with whole.graph.inserting_after(own[operand]):
@@ -165,10 +165,10 @@ def _is_to_lay_out(spec: object) -> bool:
 # ------------------------------------------------------------------------------------------------ products of matrices
 # Convolutions whose kernel is one element, as products of matrices.
 #
-# On one thread of a CPU, PyTorch computes such a convolution of few images as a product for each image, which reads
-# the weight each time. Channels last, all images are one matrix. With `SETTINGS` Inductor makes a forward convolution
-# one product. Here a backward becomes such a convolution, for the gradient of the image, and a product, for that of
-# the weight; a convolution with a stride becomes one without, of a part of the image.
+# On one thread of a CPU, PyTorch computes such a convolution of few images as a product for each image, and each
+# product reads the weight. Channels last, all images are one matrix. With `SETTINGS` Inductor makes a forward
+# convolution one product. Here the image's gradient becomes a convolution of this kind, and the weight's gradient a
+# product; a convolution with a stride becomes a convolution of a part of the image, without a stride.
 
 
 SETTINGS = types.MappingProxyType({"conv_1x1_as_mm": True})
@@ -236,7 +236,7 @@ def _convolution(node: fx.Node) -> _Convolution | None:
         return None
     if {*spec_of(weight).shape[2:], *dilation, groups} != {1} or any(padding) or is_transposed:
         return None
-    # PyTorch's way with a stride is as fast where most of what it reads is the image.
+    # PyTorch's way with a stride is as fast where it reads mostly the image.
     is_chosen = {*stride} == {1} or spec_of(image).numel < spec_of(weight).numel
     return _Convolution(image, weight, stride) if is_chosen else None
 

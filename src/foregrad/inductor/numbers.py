@@ -19,7 +19,8 @@ Node = fx.Node
 _WITH_FACTOR: dict[Any, Any] = {aten.addcdiv.default: aten.div.Tensor, aten.addcmul.default: aten.mul.Tensor}
 _ARITHMETIC: set[Any] = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
 # Operators on lists of tensors with a number for each tensor, and the operator that takes tensors for the numbers. For
-# `addcdiv` and `addcmul` it is the operator on the other two lists, whose results are multiplied by the numbers.
+# `addcdiv` and `addcmul` the table gives the operator on the second and third list; its results are multiplied by the
+# numbers.
 _LISTS: dict[Any, Any] = {
     aten._foreach_add.ScalarList: aten._foreach_add.List,
     aten._foreach_sub.ScalarList: aten._foreach_sub.List,
@@ -34,7 +35,8 @@ def _foreach_add(tensors: Sequence[torch.Tensor], other: torch.Tensor, *, alpha:
     return [torch.add(tensor, other, alpha=alpha) for tensor in tensors]
 
 
-# Optimizers count their steps by it, in a tensor for each parameter. Such a step is known first as one operator alone.
+# Optimizers count their steps with this operator, in a tensor for each parameter. Such a step is known first as one
+# operator alone.
 ONE_BY_ONE = {aten._foreach_add.Tensor: _foreach_add}
 
 

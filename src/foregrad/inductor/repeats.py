@@ -106,7 +106,7 @@ class _Order:
         self.returned = set(output.all_input_nodes)
         keys = {node: self._key(node) if _may_repeat(node) and node not in keep_out else node for node in self.nodes}
         times = collections.Counter(keys.values())
-        for node in self.nodes:  # a layer's part of weights that all layers have in one
+        for node in self.nodes:  # a layer's part of a weight that holds all layers
             if is_view(node) and times[keys[node]] == 1 and ahead.issuperset(node.all_input_nodes):
                 ahead.add(node)
         self.nodes = [node for node in self.nodes if node not in ahead or _target(node) == _SEEDS]
@@ -195,7 +195,7 @@ class _Order:
         best: a kernel that the cut ends has to write them. Then come the fewest bytes across the cut in all.
         """
         passing, in_kernels = [0] * (end - first + 1), [0] * (end - first + 1)
-        joined: dict[fx.Node, int] = {}  # the last place that reads a value, or a view of it, in the value's kernel
+        joined: dict[fx.Node, int] = {}  # the last place in the value's kernel that reads the value or a view
         for i in reversed(range(first, end)):
             node = self.nodes[i]
             users = [user for user in node.users if self.place.get(user, end) < end]
@@ -284,7 +284,7 @@ def _module(node: fx.Node) -> str | None:
 
 
 _SEEDS, _SEED = "prims.inductor_seeds.default", "prims.inductor_lookup_seed.default"
-# Operators that read at offsets from the beginning of the memory, whatever the offset of their operand.
+# These operators read at offsets from the beginning of the memory, whatever their operand's offset.
 _FROM_MEMORY = {"as_strided", "as_strided_copy", "as_strided_scatter"}
 
 

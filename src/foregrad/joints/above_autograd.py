@@ -19,11 +19,11 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .._torch.engine import TorchFunctionMode, current_dispatch_mode, without_modes, without_torch_functions
-from .._torch.fakes import fake_mode_of
+from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import is_higher_order
 from .._torch.nested import tensors_in
 from .._torch.ops import OpOverload
-from .._torch.tensors import share_memory
+from .._torch.tensors import is_inside_transform, share_memory
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..frontend.tree import flatten
@@ -97,6 +97,11 @@ def _check(graph: fx.GraphModule) -> None:
             continue
         for node in list(part.graph.nodes):
             target = node.target
+            held = getattr(part, target, None) if node.op == "get_attr" else None
+            if isinstance(held, torch.Tensor) and (is_inside_transform(held) or isinstance(held, FakeTensor)):
+                raise UnsupportedError(
+                    "a transform of torch.func is no operator above autograd: pass pre_dispatch=False"
+                )
             if getattr(target, "__name__", "") == "_set_grad_enabled":
                 part.graph.erase_node(node)
                 continue

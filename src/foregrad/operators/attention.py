@@ -37,7 +37,7 @@ from ..tracing.tape.opinfo import op_info
 from ..tracing.tape.tape import Entry
 from .branches import Branches
 
-_QUERY_INDICES = 7  # of what a block mask holds
+_QUERY_INDICES = 7  # of a block mask's contents
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -246,10 +246,10 @@ class _Gradient(torch.autograd.Function):
 # -------------------------------------------------------------------- functions of scores
 # Functions of single scores, as `flex_attention` takes them, each as a graph of its own.
 #
-# The function runs once on scalars under a mode of its own, with the capture's recorder off. Whatever else it uses (a
-# table that it looks into, a parameter) becomes one more input of the graph.
+# The function runs once on scalars under a mode of its own, with the capture's recorder off. A table or a parameter
+# that the function reads becomes one more input of the graph.
 #
-# Known weakness: sizes that vary are those of this call in such a graph, which is then for them alone.
+# Known weakness: a graph of scores holds this call's sizes, and so serves these sizes alone.
 
 
 class _ScoreWriter(ThreadDispatchMode):
@@ -407,7 +407,7 @@ class ScalarGraphs:
         for value in given:
             if isinstance(value, torch.Tensor):
                 writer._adopted(value)
-        lifting = self.recorder.host.lifting  # swaps what functions reach by themselves
+        lifting = self.recorder.host.lifting  # swaps the tensors that functions reach by themselves
         with without_modes(lifting, self.recorder), lifting, indexed_by_tensors(), writer:
             yield writer
 
@@ -427,8 +427,8 @@ class ScalarGraphs:
 # -------------------------------------------------------------------- attention of jagged tensors
 # Attention of jagged tensors where PyTorch has no fused kernel: it goes by lengths that only real tensors have.
 #
-# `scaled_dot_product_attention` then makes nested tensors of another kind, which nothing can capture. It is an eager
-# region here, over the plain tensors inside; what is around it stays in the graph.
+# `scaled_dot_product_attention` then makes nested tensors of a second kind, and nothing can capture these. The
+# attention is an eager region here, over the plain tensors inside; the operators around it stay in the graph.
 
 
 def is_by_math(query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **options: Any) -> bool:

@@ -123,7 +123,7 @@ def _tolist(func: Any, args: Any, kwargs: Any) -> Any:
 # Packed sequences: functions whose kernels read lengths of sequences straight out of memory.
 #
 # The lengths become a part of the program, decided once for all of them. Packing and padding are written as one pick
-# and one placement by indices, whose derivatives read nothing; recurrent layers are handed the real lengths.
+# and one placement by indices: their derivatives read no lengths. Recurrent layers are handed the real lengths.
 
 
 def _contents(tensor: torch.Tensor) -> torch.Tensor:
@@ -202,7 +202,7 @@ PACKERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
 #
 # PyTorch reads the numbers in C++, where no operator is seen, and a fake tensor has none to read. Here the tensors are
 # cast, stacked and put in their places by operators instead, so that no value becomes a part of the program. Shape,
-# type, device and errors are those of the same function on real zeros.
+# type, device and errors come from the function on real zeros.
 
 
 Path = tuple[int, ...]
@@ -341,7 +341,7 @@ _READERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
 # -------------------------------------------------------------------- tensors as objects
 # A tensor as a Python object: its text, its pickle, copies of it.
 #
-# Text and pickles hold values, which no graph has: a call that asks for them is no call to compile. Copies are tensors:
+# Text and pickles hold values, and no graph has values: a call that asks for them runs eagerly. Copies are tensors:
 # `copy.copy` shares the memory, `copy.deepcopy` does not; neither has a history.
 
 
@@ -416,7 +416,7 @@ def _as_plain(tensor: Any, new: Any, attributes: dict[str, Any]) -> Any:
     return new
 
 
-# What is done with the arguments of these, stand-ins by then, in place of calling them.
+# The work done with these functions' arguments (stand-ins by then), in place of the call.
 _OBJECTS: dict[Any, Callable[..., Any]] = {
     _TENSOR.__repr__: _text,
     _TENSOR.__reduce_ex__: _reduced,

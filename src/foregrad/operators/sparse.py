@@ -20,7 +20,7 @@ BAG_BACKWARD = aten._embedding_bag_backward.default
 _MAKERS = {MAKE, EMBEDDING_BACKWARD}
 _SPARSE_OF_BAG = 9  # the position of the argument `sparse`
 
-# Operators that give a sparse tensor for a sparse operand, whatever their other operand.
+# Operators that give a sparse tensor for one sparse operand, whatever the second operand.
 _KEEPING = {
     aten.mul.Tensor,
     aten.mul.Scalar,

@@ -33,7 +33,7 @@ class SparseGradients(Aspect):
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.recorder = recorder
         self.entries = recorder.opaque
-        # By autograd node, the indices and the gradient of an embedding of which padding is to be left out.
+        # By autograd node, the indices and the gradient of an embedding that leaves padding out.
         self.without_padding: dict[int, list[torch.Tensor]] = {}
 
     def resumed(self) -> Aspect:

@@ -7,12 +7,12 @@ kernels.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import fx
 
-from .._torch.graphs import depending_on, ends_of, is_random, piece
+from .._torch.graphs import body_of, depending_on, ends_of, is_random, piece
 from ..graph.role import GraphRole
 from ..passes.aliasing import results_of
 from ..passes.opaque import OpaqueValues
@@ -54,10 +54,10 @@ class SparseCut:
         return run, None if strides is None else strides[:count], compiled.writes_into
 
 
-def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
+def sparse_nodes(body: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes with sparse values."""
     nodes: set[fx.Node] = set()
-    for node in graph.nodes:
+    for node in body:
         if node.op == "call_function" and gives_sparse(node.target, node.args, nodes.__contains__):
             nodes.add(node)
     return nodes
@@ -65,9 +65,9 @@ def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 def cut_at_sparse(module: fx.GraphModule) -> SparseCut | None:
     """The two parts of a graph; None if the whole graph is dense."""
-    below = depending_on(module.graph, sparse_nodes(module.graph))
-    if not below:
+    if not sparse_nodes(body_of(module)):
         return None
+    below = depending_on(module.graph, sparse_nodes(module.graph.nodes))
     nodes = [node for node in module.graph.nodes if node.op != "output"]
     results = results_of(module)
     moved = tuple(i for i, result in enumerate(results) if result in below)
@@ -146,4 +146,4 @@ def only_in_gradients(backward: fx.GraphModule) -> frozenset[int]:
     )
 
 
-SPARSE_VALUES = OpaqueValues(sparse_nodes, around_sparse, dense_results, only_in_gradients)
+SPARSE_VALUES = OpaqueValues(lambda graph: sparse_nodes(graph.nodes), around_sparse, dense_results, only_in_gradients)

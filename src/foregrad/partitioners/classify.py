@@ -72,13 +72,13 @@ _CHEAP = frozenset(
     [f"aten::{name}" for name in _CHEAP_ATEN.split()] + [f"prims::{name}" for name in _CHEAP_PRIMS.split()]
 )
 _FACTORY = frozenset(_FACTORIES.split())
-# Their schemas promise a fresh tensor or "maybe a view", and what runs is a view.
+# Their schemas promise a fresh tensor or "maybe a view"; the kernel gives a view.
 _VIEWS = frozenset({"aten::_unsafe_view", "aten::lift_fresh"})
-# Their schemas say "maybe a view", and what runs may copy.
+# Their schemas say "maybe a view"; the kernel may copy.
 _MAYBE_VIEWS = frozenset({"aten::contiguous", "aten::pin_memory", "aten::reshape", "aten::to"})
 _SIZES = frozenset({"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"})
 _RANDOM_THAT_FUSES = frozenset({"aten::native_dropout", "aten::rand_like", "aten::randn_like"})
-# Every process must run these in the same order, the same number of times; waiting for one is no effect of its own.
+# Every process must run these in the same order, the same number of times; the wait for one is not a separate effect.
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional", "_dtensor"})
 _RANDOM_WRAPPERS = frozenset({"run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state"})
 
@@ -97,7 +97,7 @@ _NUMBER = OpClass(Kind.NUMBER)
 _ITEM = OpClass(Kind.ITEM, fuses=True)
 _CHEAP_CLASS = OpClass(Kind.CHEAP, fuses=True)
 
-_cache: dict[int, tuple[OpClass, Any]] = {}  # by the operator's id; with the operator
+_cache: dict[int, tuple[OpClass, object]] = {}  # by the operator's id; with the operator
 
 
 def classify(node: fx.Node) -> OpClass:
@@ -188,7 +188,7 @@ def _classify_higher_order(node: fx.Node) -> OpClass:
     if name == "with_effects" or node.is_impure(impure_random=False):
         return _EFFECT
     worst = max((int(_worst_inside(argument)) for argument in node.all_input_nodes), default=0)
-    inner: list[Any] = [a for a in node.args if is_operator(a)]
+    inner: list[object] = [a for a in node.args if is_operator(a)]
     if any(op_info(op).is_random for op in inner):
         worst = max(worst, Kind.RANDOM)
     if worst >= Kind.EFFECT:

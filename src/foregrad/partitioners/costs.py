@@ -22,7 +22,7 @@ from .index import JointIndex, value_bytes
 
 CostModel = Callable[[fx.Node], float]
 
-# What a byte takes where compilers fuse: most of what operators bound by memory read and write is never moved. With one
+# A byte's price where compilers fuse: most bytes that memory-bound operators read and write are never moved. With one
 # kernel an operator a byte takes as long as 5 operations on a laptop's processor, 150 on a data centre's accelerator.
 FLOPS_A_BYTE = 2
 
@@ -37,7 +37,7 @@ def flops(node: fx.Node) -> int:
     args, kwargs = cast("tuple[Any, Any]", fx.node.map_arg((node.args, node.kwargs), _shape))
     try:
         return int(formula(*args, **kwargs, out_val=_shape(node)))
-    except Exception:  # a formula that asks for tensors, of sequences in one tensor
+    except Exception:  # a formula for sequences in one tensor; it asks for tensors
         return 0
 
 
@@ -54,12 +54,12 @@ def _formula(node: fx.Node) -> Callable[..., int] | None:
     return formula
 
 
-def _shape(node: Any) -> Any:
+def _shape(node: object) -> Any:
     value = value_of(node) if isinstance(node, fx.Node) else None
     return tuple(map(_sizes, value)) if isinstance(value, (tuple, list)) else _sizes(value)
 
 
-def _sizes(value: Any) -> Any:
+def _sizes(value: object) -> object:
     return None if value is None else torch.Size(size_hint(size) for size in getattr(value, "shape", ()))
 
 
@@ -76,7 +76,7 @@ def _uncounted(node: fx.Node) -> int:
         return 0
     query, key, value = map(_shape, node.args[1:4] if is_backward else node.args[:3])
     scores = 2 * math.prod(query[:-1]) * key[-2]
-    # The backward computes the scores again, their gradient, and those of what both products are made of.
+    # The backward computes the scores again, their gradient, and the gradients of both products' operands.
     return int(scores * (3 * query[-1] + 2 * value[-1] if is_backward else query[-1] + value[-1]))
 
 

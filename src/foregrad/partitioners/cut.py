@@ -18,7 +18,7 @@ from ..errors import PartitionError
 from .classify import Kind
 from .index import JointIndex
 
-NEVER = 1 << 120  # the price of what may not be done: more than all true prices together
+NEVER = 1 << 120  # the price of a forbidden choice: more than all true prices together
 
 
 class Dependencies(Protocol):
@@ -39,9 +39,9 @@ def required_by_backward(index: JointIndex) -> list[int]:
     """The values that the backward reads and the forward can compute, with gradients that need no tangents."""
     needs_tangent, for_backward = index.needs_tangent, index.for_backward
     required = bytearray(len(index))
-    for i, reads in enumerate(index.operands):
+    for i, operands in enumerate(index.operands):
         if needs_tangent[i] and for_backward[i]:
-            for operand in reads:
+            for operand in operands:
                 required[operand] = 1
     for i in index.gradient_numbers:
         required[i] = 1
@@ -98,9 +98,9 @@ def _free(index: Dependencies, save: Sequence[int], redo: Sequence[int], chosen:
     free = bytearray(len(index))
     for i in chosen:
         free[i] = 1
-    for i, reads in enumerate(index.operands):
+    for i, operands in enumerate(index.operands):
         if not free[i]:
-            free[i] = save[i] == 0 or (redo[i] == 0 and all(map(free.__getitem__, reads)))
+            free[i] = save[i] == 0 or (redo[i] == 0 and all(map(free.__getitem__, operands)))
     return free
 
 

@@ -7,7 +7,6 @@ constants are made again, and if only the sizes of a tensor are needed, only the
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from torch import fx
 
@@ -19,11 +18,11 @@ from .split import backward_needs, split
 
 def default_partition(
     joint_module: fx.GraphModule,
-    _joint_inputs: Any,
+    _joint_inputs: object,
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
-    static_lifetime_input_nodes: Any = None,
+    static_lifetime_input_nodes: object = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph into forward and backward, recomputing only values tagged for recomputation.
 
@@ -42,7 +41,7 @@ def default_partition(
 
 
 def policy_partition(
-    joint_module: fx.GraphModule, _joint_inputs: Any, *, num_fwd_outputs: int, policy: Policy
+    joint_module: fx.GraphModule, _joint_inputs: object, *, num_fwd_outputs: int, policy: Policy
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph by the answers of `policy`; values without an answer are treated by `default_partition`."""
     index = JointIndex(joint_module, num_fwd_outputs)
@@ -120,7 +119,7 @@ def _numbers_to_save(index: JointIndex, numbers: list[int], needed: bytearray, s
 
 
 # -------------------------------------------------------------------- views
-# Saving a view in place of its base, where that is the same memory and fewer operators.
+# Saving a view in place of its base, where the memory is the same and the operators are fewer.
 #
 # Partitioners choose bases, so several views of one base are saved as one value. But if the backward reads a single
 # view (the transpose of a matrix product, for instance), the forward has that view, and the backward need not take it

@@ -264,7 +264,7 @@ def is_tuple(node: fx.Node) -> bool:
     return isinstance(value_of(node), (tuple, list))
 
 
-def value_bytes(value: Any) -> int:
+def value_bytes(value: object) -> int:
     """Bytes of a value's elements: of all results for several, 0 for numbers. Symbolic sizes are estimated."""
     if isinstance(value, TensorSpec):
         token = value.token
@@ -275,7 +275,7 @@ def value_bytes(value: Any) -> int:
                 _BYTES[token] = size
         return size
     if isinstance(value, torch.Tensor):
-        count: Any = value.numel()
+        count: int = value.numel()
         if not isinstance(count, int):
             count = _hinted_numel(value.shape)
         return int(count * value.dtype.itemsize)
@@ -284,10 +284,10 @@ def value_bytes(value: Any) -> int:
     return 0
 
 
-_BYTES: dict[object, int] = {}  # by the token of a spec: most values of a graph are like many others
+_BYTES: dict[object, int] = {}  # by the token of a spec: most values of a graph resemble many more
 
 
-def _hinted_numel(shape: Iterable[Any]) -> int:
+def _hinted_numel(shape: Iterable[object]) -> int:
     count = 1
     for size in shape:
         count *= size if type(size) is int else size_hint(size)
@@ -297,13 +297,13 @@ def _hinted_numel(shape: Iterable[Any]) -> int:
 # ------------------------------------------------------------------------------------------------ the backward's order
 # The order of the capture, with operators that lower memory brought forward.
 #
-# Autograd computes the gradient of a layer's input before that of its weight, though the weight's gradient is the
-# last to read the saved activation. An operator whose result is smaller than the values that it reads last runs as
-# soon as its operands are ready: here the weight's gradient. Nothing passes an effect or a random operator, and
-# operators stay as they are, so results do, bit for bit. Greedy, and independent of the residuals: plans are
-# simulated for the order that runs.
+# Autograd computes the gradient of a layer's input before the weight's gradient, though the weight's gradient is the
+# last to read the saved activation. An operator whose result is smaller than the values that it reads last runs as soon
+# as its operands are ready: here the weight's gradient. Nothing passes an effect or a random operator, and operators
+# stay as they are, so results do, bit for bit. Greedy, and independent of the residuals: plans are simulated for the
+# order that runs.
 
-_THROUGH = (Kind.VIEW, Kind.ITEM)  # share memory with, or come with, what they read
+_THROUGH = (Kind.VIEW, Kind.ITEM)  # share memory with their operands, or come with them
 _BARRIERS = (Kind.EFFECT, Kind.RANDOM)
 
 
@@ -436,7 +436,7 @@ def merge_equal(index: JointIndex) -> int:
     """Let each node stand for its later equals, in `index` alone, not in the joint graph; returns how many went."""
     nodes, kinds, root, number = index.nodes, index.kinds, index.root, index.number
     visible = {root[i] for i in (*index.output_numbers, *index.gradient_numbers)}
-    first: dict[Any, int] = {}
+    first: dict[object, int] = {}
     stands_for: dict[int, int] = {}
     for i, node in enumerate(nodes):
         if stands_for:
@@ -466,7 +466,7 @@ def _key(node: fx.Node, number: dict[fx.Node, int]) -> Any:
     get = dict.get
     meta = node.meta
     if "empty" in getattr(node.target, "__name__", ""):
-        return id(node)  # its elements are whatever is there
+        return id(node)  # its elements are undefined
     return (
         node.op,
         node.target,

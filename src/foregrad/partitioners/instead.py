@@ -88,7 +88,7 @@ class _Instead(abc.ABC):
         name = self._name(i, self.suffix)
         self.nodes[i] = copier.writer.add(name, "placeholder", name, (), {}, self._meta(i))
 
-    def _save(self, copier: GraphCopier, i: int, target: Any, argument: Any) -> None:
+    def _save(self, copier: GraphCopier, i: int, target: object, argument: object) -> None:
         """Add the forward's node for it."""
         name = self._name(i, self.suffix)
         node = copier.writer.add(name, "call_function", target, (argument,), {}, self._meta(i))

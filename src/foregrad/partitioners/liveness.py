@@ -33,13 +33,13 @@ from .split import Excerpt, backward_needs, backward_order, forward_order
 #
 # oneDNN's convolutions lay out their operands anew, attention has a tile of scores for each thread, norms have
 # statistics, sums of half precision are computed in single. The size depends on the library, the processor and the
-# number of threads, so each such kernel runs once on zeros of the same shapes and layout, while the allocator's
-# reports are counted; the answer is kept for the process. Only kernels of PyTorch's own on the CPU are run, and none
-# that draws random numbers. A plain number among an operator's arguments becomes a tensor.
+# number of threads, so each such kernel runs once on zeros of these shapes and layouts, while the allocator's reports
+# are counted; the answer is kept for the process. Only kernels of PyTorch's own on the CPU are run, and none that draws
+# random numbers. A plain number among an operator's arguments becomes a tensor.
 #
 # A recurrent layer's residual for its backward has a size that only its library knows, so it is measured likewise.
 
-_NUMBER = 16  # bytes of the largest single number, or of one as a tensor and once more in the result's dtype
+_NUMBER = 16  # bytes of the largest number, or of a number as a tensor and once more in the result's dtype
 
 _MEASURED = frozenset(
     f"aten::{name}"
@@ -80,7 +80,7 @@ def bytes_of_results(node: fx.Node) -> list[int]:
 
 _NUMBERS = (int, float, bool, complex)
 _CPU = torch.device("cpu")
-_MOST_MEASURED = 1 << 30  # bytes of operands: those of a model that is not there may be larger than the memory
+_MOST_MEASURED = 1 << 30  # bytes of operands: a model that is not there may be larger than the memory
 
 
 def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
@@ -102,7 +102,7 @@ def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
     return measurement
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> Any:
     """An argument as a key: of a tensor its layout, of all else its text."""
     if isinstance(value, fx.Node):
         layout = value_of(value)
@@ -120,10 +120,10 @@ def _key(value: Any) -> Any:
     return repr(value)
 
 
-def _measure(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]:
+def _measure(target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[int, tuple[int, ...]]:
     sizes: tuple[int, ...] = ()
 
-    def make_call() -> Callable[[], Any]:
+    def make_call() -> Callable[[], object]:
         zeros_by_spec = {id(spec): _zeros(spec) for spec in leaves((args, kwargs)) if isinstance(spec, TensorSpec)}
         operands, keywords = mapped((args, kwargs), TensorSpec, lambda spec: zeros_by_spec[id(spec)])
         if target is _RECURRENT[1]:
@@ -141,7 +141,7 @@ def _measure(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]
     return (0, ()) if peak is None else (max(0, peak - sum(sizes)), sizes)
 
 
-def _storage(value: Any) -> int:
+def _storage(value: object) -> int:
     return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
 
 
@@ -158,7 +158,7 @@ def _after_the_forward(operands: Any) -> Any:
     return (*operands[:-1], forward[3])
 
 
-def _layout(value: Any) -> Any:
+def _layout(value: object) -> Any:
     """A tensor's spec with plain sizes; the value itself if it is no tensor."""
     if isinstance(value, torch.Tensor):
         value = TensorSpec.of(value)
@@ -174,12 +174,12 @@ def _layout(value: Any) -> Any:
 
 
 def _zeros(spec: TensorSpec) -> torch.Tensor:
-    # Some kernels copy what does not begin where its memory does.
+    # Some kernels copy a tensor that does not begin where its memory begins.
     flat = torch.zeros(spec.offset + nbytes(spec) // spec.dtype.itemsize, dtype=spec.dtype)
     return flat.as_strided(spec.shape, spec.stride, spec.offset)
 
 
-def nbytes(value: Any) -> int:
+def nbytes(value: object) -> int:
     """Bytes of the storage behind a value: symbolic sizes are estimated."""
     if not isinstance(value, (TensorSpec, torch.Tensor)):
         return 0
@@ -281,8 +281,8 @@ class Storages:
         # An argument of a half, say, has a size that is told later.
         counts = [bool(size) or kind is Kind.INPUT for size, kind in zip(self.size, index.kinds, strict=True)]
         self.touched = [
-            tuple({r for r in (root[i], *[root[operand] for operand in reads]) if counts[r]})
-            for i, reads in enumerate(index.operands)
+            tuple({r for r in (root[i], *[root[operand] for operand in operands]) if counts[r]})
+            for i, operands in enumerate(index.operands)
         ]
 
     def liveness(self, residuals: Iterable[int]) -> Liveness:
@@ -346,7 +346,7 @@ class Storages:
             if i in results:
                 for holder, part in results[i]:
                     change[k] += part
-                    # What nobody reads goes at once, and so does a second copy of a result that was saved.
+                    # A value that nobody reads goes at once, and so does a second copy of a saved result.
                     if holder is None or holder not in last or holder in present:
                         change[k + 1] -= part
                     else:

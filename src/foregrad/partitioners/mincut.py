@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -29,7 +28,7 @@ _IN_MEMORY, _IN_A_KERNEL = 4, 5  # prices of a byte, to `fused_partition`
 
 def min_cut_rematerialization_partition(
     joint_module: fx.GraphModule,
-    _joint_inputs: Any,
+    _joint_inputs: object,
     compiler: object = "inductor",
     *,
     num_fwd_outputs: int,
@@ -55,7 +54,7 @@ def min_cut_rematerialization_partition(
 
 
 def fused_partition(
-    joint_module: fx.GraphModule, _joint_inputs: Any, *, num_fwd_outputs: int
+    joint_module: fx.GraphModule, _joint_inputs: object, *, num_fwd_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The min-cut partition for a compiler that fuses: few bytes saved, and few written only to be saved."""
     index = JointIndex(joint_module, num_fwd_outputs)
@@ -83,7 +82,7 @@ def _save_prices(
     prices = []
     for i, kind in enumerate(index.kinds):
         if index.needs_tangent[i] or kind is Kind.VIEW or (wish is not None and wish[i] == Wish.RECOMPUTE):
-            # A view shares its base's memory, so the base is what is saved.
+            # A view shares its base's memory, so the base is saved.
             prices.append(NEVER)
         elif kind is Kind.CONSTANT or kind is Kind.INPUT:
             prices.append(0)
@@ -128,7 +127,7 @@ def _price(index: JointIndex, i: int, shift: int, *, fuses: bool) -> int:
 #
 # Each rule is one sweep over the graph.
 
-# A reduction whose result is this many times smaller than what it reads is kept.
+# A reduction is kept if its result is this many times smaller than its operand.
 _REDUCTION = 4
 # The longest row of fusible operators, counted in the forward's nodes, that runs again as one.
 _LONGEST_CHAIN = 100
@@ -167,8 +166,8 @@ def may_recompute(index: JointIndex, wish: bytearray | None) -> bytearray:
 def reading_written(index: JointIndex) -> Iterator[int]:
     """Nodes that read, other than as a view, an input that is overwritten before the backward runs."""
     if index.written:
-        for i, reads in enumerate(index.operands):
-            if index.kinds[i] is not Kind.VIEW and any(index.root[operand] in index.written for operand in reads):
+        for i, operands in enumerate(index.operands):
+            if index.kinds[i] is not Kind.VIEW and any(index.root[operand] in index.written for operand in operands):
                 yield i
 
 
@@ -210,9 +209,9 @@ class _Rules:
     def reductions(self) -> Iterator[int]:
         """Results much smaller than their operands."""
         index = self.index
-        for i, reads in enumerate(index.operands):
-            if reads and self._cheap(i):
-                read = sum([index.bytes_of(operand) for operand in reads])
+        for i, operands in enumerate(index.operands):
+            if operands and self._cheap(i):
+                read = sum([index.bytes_of(operand) for operand in operands])
                 if index.bytes_of(i) * _REDUCTION < read:
                     yield i
 

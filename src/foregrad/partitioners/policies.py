@@ -25,7 +25,7 @@ from .instead import can_offload
 
 SAVE, RECOMPUTE, OFFLOAD = "save", "recompute", "offload"
 
-_MEANING: dict[Any, str | None] = {
+_MEANING: dict[object, str | None] = {
     None: None,
     True: SAVE,
     False: RECOMPUTE,
@@ -305,7 +305,7 @@ def to_offload(index: JointIndex) -> set[int]:
 _MUST = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_CPU_OFFLOAD)
 
 
-def _ask_policy(index: JointIndex, asked: dict[int, str], policies: list[Any], wish_by_node: bytearray) -> None:
+def _ask_policy(index: JointIndex, asked: dict[int, str], policies: list[object], wish_by_node: bytearray) -> None:
     """Put the answers of the function's policy into `wish_by_node`, unless a region says otherwise."""
     for i, answer in asked.items():
         is_item = index.kinds[i] is Kind.ITEM

@@ -111,7 +111,7 @@ class SavedValue:
     spec: TensorSpec | None
     nbytes: int
     kind: str
-    names: tuple[str, ...]  # what `checkpoint_name` called it
+    names: tuple[str, ...]  # the name given by `checkpoint_name`
     span: tuple[int, int] = (0, 0)
 
 
@@ -198,7 +198,7 @@ class Report:
     def __str__(self) -> str:
         return "\n\n".join([self.summary(), *(str(table) for table in self.tables() if table.rows)])
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> object:
         from rich.console import Group
 
         return Group(self.summary(), *(table.rich() for table in self.tables() if table.rows))

@@ -11,8 +11,8 @@ so a recomputed block lives only as long as its own backward. In the forward, a 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -60,15 +60,15 @@ def split(index: JointIndex, residuals: Iterable[fx.Node], offloaded: Iterable[i
             [nodes[i] for i in index.inputs],
             constants := [node for node in nodes if node.op == "get_attr"],
             [*index.forward_outputs, *(nodes[i] for i in (*tensors, *numbers))],
-            lambda: [nodes[i] for i in forward_order(index, kept) if index.kinds[i] is not Kind.INPUT],
-            lambda: _forward_half(index, tensors, numbers, away, replayed),
+            functools.cache(lambda: [nodes[i] for i in forward_order(index, kept) if index.kinds[i] is not Kind.INPUT]),
+            lambda metadata=None: _forward_half(index, tensors, numbers, away, replayed, GraphCopier(metadata)),
         ),
         LateGraph(
             [nodes[i] for i in (*kept, *index.backward_inputs)],
             constants,
             index.gradients,
-            lambda: [nodes[i] for i in backward_order(index, in_backward, kept)],
-            lambda: _backward_half(index, kept, in_backward, away, replayed),
+            functools.cache(lambda: [nodes[i] for i in backward_order(index, in_backward, kept)]),
+            lambda metadata=None: _backward_half(index, kept, in_backward, away, replayed, GraphCopier(metadata)),
         ),
     )
     if STAYS in index.module.meta and not (away or replayed or index.duplicates):
@@ -188,7 +188,7 @@ def _with_size_symbols(index: JointIndex, tensors: list[int], numbers: list[int]
     return [*first, *numbers]
 
 
-def _defining_symbols(index: JointIndex) -> list[tuple[int, Any]]:
+def _defining_symbols(index: JointIndex) -> list[tuple[int, object]]:
     """(node, its value), in reverse order, for nodes with one symbol as their value: inputs, and sizes or numbers that
     the forward computes and that are in no input.
     """
@@ -232,10 +232,9 @@ def forward_order(index: JointIndex, residuals: list[int], excerpt: Excerpt | No
 
 
 def _forward_half(
-    index: JointIndex, tensors: list[int], numbers: list[int], away: set[int], replayed: list[int]
+    index: JointIndex, tensors: list[int], numbers: list[int], away: set[int], replayed: list[int], copier: GraphCopier
 ) -> fx.Graph:
     order = forward_order(index, [*tensors, *numbers])
-    copier = GraphCopier()
     for i in index.inputs:
         copier.placeholder(index.nodes[i])
     hosts = Hosts(index, away)
@@ -281,13 +280,12 @@ def _soon(index: JointIndex, nodes: list[int], extra: list[int]) -> list[int]:
 
 
 def _backward_half(
-    index: JointIndex, residuals: list[int], computed: bytearray, away: set[int], replayed: list[int]
+    index: JointIndex, kept: list[int], computed: bytearray, away: set[int], replayed: list[int], copier: GraphCopier
 ) -> fx.Graph:
-    copier = GraphCopier()
     nodes = index.nodes
     hosts, replays = Hosts(index, away), Replays(index, replayed)
-    for at, i in enumerate([*residuals, *index.backward_inputs]):
-        if at == len(residuals):
+    for at, i in enumerate([*kept, *index.backward_inputs]):
+        if at == len(kept):
             for random in replayed:
                 replays.placeholder(copier, random)
         if i in away:
@@ -296,7 +294,7 @@ def _backward_half(
         copier.placeholder(nodes[i])
         for duplicate in index.duplicates.get(i, ()):
             copier.copies[duplicate] = copier.copies[nodes[i]]
-    order = backward_order(index, computed, residuals, away)
+    order = backward_order(index, computed, kept, away)
     _copy(index, copier, order, lambda copier, i: hosts.fetch(copier, i) or replays.replay(copier, i))
     _output(index, copier, index.gradients, len(index.forward_outputs), len(index.gradients))
     return copier.graph
@@ -323,7 +321,7 @@ def backward_order(
         done[i] = 1
         order.append(i)
         for item in items.get(i, ()):
-            # Items at once: the tuple would keep all of them alive.
+            # Items at once: the tuple would keep all items alive.
             done[item] = 1
             order.append(item)
 
@@ -372,7 +370,7 @@ def _copy(
             copies[duplicate] = copy
 
 
-def _output(index: JointIndex, copier: GraphCopier, values: list[Any], start: int, count: int) -> None:
+def _output(index: JointIndex, copier: GraphCopier, values: list[object], start: int, count: int) -> None:
     """The output node. Descriptions of the joint outputs, where a capture left them, go along with their outputs."""
     output = copier.output(tuple(values))
     output.meta = index.output.meta.copy()

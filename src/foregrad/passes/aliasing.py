@@ -7,13 +7,14 @@ the result, and would write to `x`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from .._torch.fakes import FakeTensor
+from .._torch.graphs import body_of, ends_of
 from .._torch.ops import OpOverload
 from ..graph.meta import TensorSpec, spec_of
 from ..tracing.tape.opinfo import op_info
@@ -26,24 +27,26 @@ Memory = tuple[fx.Node, int | None]
 
 def results_of(gm: fx.GraphModule) -> list[Any]:
     """The entries of a graph's output node: nodes, None, numbers."""
-    results = next(iter(reversed(gm.graph.nodes))).args[0]
+    results = ends_of(gm)[1]
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def tensors_in(gm: fx.GraphModule) -> list[torch.Tensor]:
     """The constants of a graph."""
-    paths = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
+    paths = {str(node.target) for node in body_of(gm) if node.op == "get_attr"}
     attributes = [operator.attrgetter(path)(gm) for path in sorted(paths)]
     return [value for value in attributes if isinstance(value, torch.Tensor)]
 
 
-def memory_of(node: fx.Node) -> Memory:
-    """The memory that the value of `node` is in, or may be in: for a view the memory of its base."""
+def memory_of(node: fx.Node, inputs: Collection[fx.Node] = ()) -> Memory:
+    """The memory that the value of `node` is in, or may be in: for a view the memory of its base. `inputs`: nodes that
+    stand for a graph's inputs.
+    """
     while True:
         source, index = node, None
-        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node not in inputs:
             source, index = node.args[0], node.args[1]  # one tensor of several
-        if not isinstance(source.target, OpOverload) or not op_info(source.target).is_view:
+        if source in inputs or not isinstance(source.target, OpOverload) or not op_info(source.target).is_view:
             return source, index  # type: ignore[return-value]
         if not source.args or not isinstance(source.args[0], fx.Node):
             return source, index  # type: ignore[return-value]
@@ -59,14 +62,15 @@ def makes_memory(memory: Memory) -> bool:
 def written_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
     """Positions of the inputs that the graph itself writes to."""
     roots: set[fx.Node] = set()
-    for node in gm.graph.nodes:
+    inputs = dict.fromkeys(ends_of(gm)[0])
+    for node in body_of(gm):
         if node.op == "call_function" and isinstance(node.target, OpOverload):
             written = [node.args[i] for i in op_info(node.target).writes if i < len(node.args)]
-            roots.update(memory_of(value)[0] for value in written if isinstance(value, fx.Node))
-    return tuple(i for i, node in enumerate(_inputs(gm)) if node in roots)
+            roots.update(memory_of(value, inputs)[0] for value in written if isinstance(value, fx.Node))
+    return tuple(i for i, node in enumerate(inputs) if node in roots)
 
 
-def copy_shared_results(gm: fx.GraphModule, before: fx.GraphModule, mode: Any) -> bool:
+def copy_shared_results(gm: fx.GraphModule, before: fx.GraphModule, mode: object) -> bool:
     """Copy each result of `gm` that shares memory with an input or a result, and does not in `before`.
 
     `gm` was made from `before` by passes that keep the order of inputs and results. The copies have the strides of the
@@ -98,7 +102,7 @@ def _inputs(gm: fx.GraphModule) -> list[fx.Node]:
     return [node for node in gm.graph.nodes if node.op == "placeholder"]
 
 
-def _copy(graph: fx.Graph, node: fx.Node, spec: TensorSpec, mode: Any) -> fx.Node:
+def _copy(graph: fx.Graph, node: fx.Node, spec: TensorSpec, mode: object) -> fx.Node:
     """A copy of the value of `node`, laid out as `spec` says."""
     value = node.meta["val"]
     if not spec.is_static or tuple(value.stride()) == spec.stride or not spec.is_dense:

@@ -6,7 +6,7 @@ elsewhere may have any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..graph.meta import layout_of, structure_of
 
 def decompose(
     gm: fx.GraphModule,
-    table: Mapping[Any, Callable[..., Any]],
+    table: Mapping[Any, Callable[..., object]],
     fake_mode: FakeTensorMode,
     leave: Collection[fx.Node] = (),
 ) -> int:
@@ -43,13 +43,13 @@ def decompose(
 def _expand(
     graph: fx.Graph,
     node: fx.Node,
-    table: Mapping[Any, Callable[..., Any]],
+    table: Mapping[object, Callable[..., object]],
     fake_mode: FakeTensorMode,
-    traces: dict[Any, fx.GraphModule],
+    traces: dict[object, fx.GraphModule],
 ) -> bool:
     operands = node.all_input_nodes
     values = [operand.meta["val"] for operand in operands]
-    key: Any = node
+    key: fx.Node = node
     if all(isinstance(value, torch.Tensor) and not symbols_in(value) for value in values):
         place = {operand: (i, values[i].storage_offset(), layout_of(values[i])) for i, operand in enumerate(operands)}
         key = structure_of(node, place.__getitem__)
@@ -76,7 +76,7 @@ def _expand(
 
 
 def _traced(
-    node: fx.Node, values: list[Any], table: Mapping[Any, Callable[..., Any]], fake_mode: FakeTensorMode
+    node: fx.Node, values: Sequence[object], table: Mapping[Any, Callable[..., object]], fake_mode: FakeTensorMode
 ) -> fx.GraphModule:
     operands = node.all_input_nodes
 

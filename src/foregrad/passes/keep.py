@@ -60,7 +60,7 @@ def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
         if node.op == "output":
             backward.output([None if n is None else copies[n] for n in node.args[0]])
         else:
-            copies[node] = backward.node_copy(node, copies.__getitem__)  # under another name, if it is computed again
+            copies[node] = backward.node_copy(node, copies.__getitem__)  # under a second name, if it is computed again
             copies[node].meta = node.meta
     return Partitioned(
         partitioned.joint,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.graphs import needed_by
+from .._torch.graphs import ends_of, needed_by
 from .._torch.ops import OpOverload, is_pointwise
 from ..graph.effect_log import TakeView, Write
 from ..graph.joint import Partitioned
@@ -90,11 +90,11 @@ def donated_inputs(partitioned: Partitioned) -> tuple[int, ...]:
     """Positions of the backward's inputs that share memory with no input, output, gradient or other saved value."""
     shared = Counter(memory_of(node) for node in results_of(partitioned.forward) if isinstance(node, fx.Node))
     saved = {node.name: node for node in partitioned.saved_nodes}
-    returned = {
-        memory_of(node)[0] for node in opaque_values().plain_results(partitioned.backward) if isinstance(node, fx.Node)
-    }
+    takes = dict.fromkeys(ends_of(partitioned.backward)[0])
+    results = opaque_values().plain_results(partitioned.backward)
+    returned = {memory_of(node, takes)[0] for node in results if isinstance(node, fx.Node)}
     positions = []
-    for i, node in enumerate(n for n in partitioned.backward.graph.nodes if n.op == "placeholder"):
+    for i, node in enumerate(takes):
         source = saved.get(node.name)
         if source is None or node in returned:
             continue  # a tangent; a gradient
@@ -118,11 +118,11 @@ def _is_view(node: fx.Node) -> bool:
 
 
 # -------------------------------------------------------------------- updates
-# The order of a graph that writes to its inputs: an update comes as soon as all that it is computed from is there.
+# The order of a graph that writes to its inputs: an update comes as soon as its operands are there.
 #
-# A training step in program order computes all gradients, then all new parameters. Where a gradient is read by
-# nothing else, it can go before the next is made. Only operators on elements move, and only to an earlier place: what
-# is kept for the backward, and what is drawn, stays in order.
+# A training step in program order computes all gradients, then all new parameters. A gradient without further readers
+# can go before the next gradient is made. Only operators on elements move, and only to an earlier place: saved values
+# and drawn numbers stay in order.
 
 
 Node = fx.Node

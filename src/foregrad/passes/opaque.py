@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from torch import fx
 
@@ -25,7 +24,7 @@ class OpaqueValues:
     around: Callable[[fx.GraphModule, Callable[[fx.GraphModule], fx.GraphModule]], fx.GraphModule] = (
         lambda module, prepare: prepare(module)
     )
-    plain_results: Callable[[fx.GraphModule], list[Any]] = results_of
+    plain_results: Callable[[fx.GraphModule], list[object]] = results_of
     as_they_come: Callable[[fx.GraphModule], frozenset[int]] = lambda backward: frozenset()
 
 

@@ -27,12 +27,12 @@ def stage_of(module: fx.GraphModule) -> tuple[int, ...] | None:
 class Stage:
     """`module`: (values handed over, tangents) -> (gradients of `inputs`, values that later stages read).
 
-    `reads`: the names of its inputs; `hands`: the names of its results besides the gradients.
+    `takes`: the names of its inputs; `hands`: the names of its results besides the gradients.
     """
 
     module: fx.GraphModule
     inputs: tuple[int, ...]
-    reads: tuple[str, ...]
+    takes: tuple[str, ...]
     hands: tuple[str, ...]
 
 
@@ -97,8 +97,8 @@ def cut_in_stages(backward: fx.GraphModule, stages: Sequence[tuple[int, ...]]) -
     ends.append(len(nodes))
     later: list[set[fx.Node]] = [set()]  # the nodes read after each stage, the last first
     for stage, start, end in reversed(list(zip(stages, ends, ends[1:], strict=False))):
-        reads = {n for node in nodes[start:end] for n in node.all_input_nodes} | {gradients[i] for i in stage}
-        later.insert(0, later[0] | reads)
+        needed = {n for node in nodes[start:end] for n in node.all_input_nodes} | {gradients[i] for i in stage}
+        later.insert(0, later[0] | needed)
     cut = []
     for number, (stage, start, end) in enumerate(zip(stages, ends, ends[1:], strict=False)):
         own = [node for node in nodes[start:end] if node.op != "placeholder"]
@@ -110,9 +110,9 @@ def _stage(
     backward: fx.GraphModule, own: list[fx.Node], gradients: list[fx.Node], later: set[fx.Node], inputs: tuple[int, ...]
 ) -> Stage:
     inside = set(own)
-    reads = dict.fromkeys(n for node in own for n in node.all_input_nodes if n.op != "get_attr")
-    reads |= dict.fromkeys(gradients)
-    operands = sorted((n for n in reads if n not in inside), key=lambda n: n.name.startswith("tangents_"))
+    needed = dict.fromkeys(n for node in own for n in node.all_input_nodes if n.op != "get_attr")
+    needed |= dict.fromkeys(gradients)
+    operands = sorted((n for n in needed if n not in inside), key=lambda n: n.name.startswith("tangents_"))
     hands = [node for node in own if node in later]
     module = piece(backward, operands, own, [*gradients, *hands], "Stage")
     module.meta[_KEY] = inputs

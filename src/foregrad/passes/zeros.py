@@ -85,7 +85,9 @@ def without_tangents(
     return _cut_down(backward, tangents, missing, leads)
 
 
-def without_gradients(rest: fx.GraphModule, gradients: Collection[str], absent: Collection[str], results: int) -> Any:
+def without_gradients(
+    rest: fx.GraphModule, gradients: Collection[str], absent: Collection[str], results: int
+) -> fx.GraphModule:
     """The `rest` of a backward specialized to the `absent` gradients among its `gradients`, by name; the rest are its
     inputs. The first `results` results are gradients, None where they depend on absent gradients alone.
     """
@@ -219,7 +221,7 @@ def _reorder(sums: list[fx.Node], opaque: set[fx.Node]) -> None:
             node.args = (*reversed(node.args),)
 
 
-def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> Any:
+def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> fx.Node:
     spec = spec_of(node)
     if isinstance(spec, TensorSpec):
         contiguous = contiguous_strides(spec.shape)
@@ -241,18 +243,18 @@ def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> Any:
 class _Sizes:
     """Symbolic sizes in the backward, read off its inputs."""
 
-    def __init__(self, graph: fx.Graph, copies: dict[fx.Node, Any]) -> None:
+    def __init__(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
         self.graph = graph
         self.copies = copies
-        self.node_by_symbol: dict[Any, fx.Node] = {}
+        self.node_by_symbol: dict[object, fx.Node] = {}
 
-    def node(self, number: Any) -> Any:
+    def node(self, number: object) -> Any:
         for symbol in symbols_in(number):
             if symbol not in self.node_by_symbol:
                 self.node_by_symbol[symbol] = self._find(symbol)
         return write_expression(self.graph, number, self.node_by_symbol)
 
-    def _find(self, symbol: Any) -> fx.Node:
+    def _find(self, symbol: object) -> fx.Node:
         for node in self.copies.values():
             if node.op != "placeholder":
                 continue

@@ -33,8 +33,8 @@ _FRAMES = 12  # of helpers between an operator and the line that the caller name
 
 def with_sizes(fn_or_module: Any, sizes: Mapping[str, Any]) -> Any:
     """A function or module with missing values given by line, as `sizes` of `foregrad.plan`: for `capture` (so
-    `partition`), `pareto` and `explain`. The graph foresees memory and work. A call of the graph raises `PlanError`,
-    and `export` does not save the graph.
+    `partition`), `pareto`, `explain` and `export`. The graph foresees memory and work: a call raises `PlanError`, also
+    after a load from a file.
 
     Raises `PlanError` unless the sizes are numbers by line.
 
@@ -83,7 +83,7 @@ class NotToRun(CallEffect):
     said: tuple[str, ...]
 
     place = CallPlace.FIRST
-    instead = "capture the function itself, with values that are there"
+    storable = True
 
     def lines(self, writer: EffectWriter) -> list[str]:
         return [f"{writer.bind('refuse', _refuse)}({self.said!r})"]
@@ -121,8 +121,9 @@ class SaidValues(TorchFunctionMode):
             return func(*args, **kwargs) if said is None else give(func, said, *args, **kwargs)
         try:
             return func(*args, **kwargs)
-        except UnsupportedDataDependentError as error:
-            said = self._said(line_asked(error))
+        except (UnsupportedDataDependentError, RuntimeError) as error:
+            in_capture = isinstance(error, UnsupportedDataDependentError)
+            said = self._said(*(self._lines() if not in_capture else [line_asked(error)]))
             if said is None:
                 raise
             return give(func, said, *args, **kwargs)
@@ -147,7 +148,7 @@ class SaidValues(TorchFunctionMode):
                 frame = frame.f_back
 
 
-def line_asked(error: UnsupportedDataDependentError) -> str:
+def line_asked(error: Exception) -> str:
     """The line that asked for a value, of an error about it."""
     found = _LINE.search(str(error))
     return found[1] if found else ""

@@ -21,7 +21,7 @@ from ..partitioners.policies import Policy, everything_saveable, nothing_saveabl
 from .memory import StepMemory
 from .work import Layers, OperatorCost
 
-_SMALL = 1 << 16  # bytes below which moving a value to the host is not worth a transfer
+_SMALL = 1 << 16  # a smaller value is not worth a transfer to the host
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Asked:
     split: Callable[[JointGraph], Partitioned]
 
 
-def asked_of(joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers) -> list[Asked]:
-    """The choices for a graph, but for a budget."""
+def asked_of(joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers, *, has_host: bool) -> list[Asked]:
+    """The choices for a graph, but for a budget. `has_host`: the host's memory is not the device's own."""
     found = [
         Asked("save all", lambda joint: api.partition(joint, everything_saveable)),
         Asked("min cut", lambda joint: api.partition(joint, "min_cut")),
@@ -66,7 +66,8 @@ def asked_of(joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers
         by_layer = Policy(lambda candidate: _of_layer(candidate, borders, work, layers))
         found.append(Asked("checkpoint each layer", lambda joint: api.partition(joint, by_layer)))
     found.append(Asked("full checkpointing", lambda joint: api.partition(joint, Policy(_nothing))))
-    found.append(Asked("offload", lambda joint: api.partition(joint, Policy(_to_host))))
+    if has_host:
+        found.append(Asked("offload", lambda joint: api.partition(joint, Policy(_to_host))))
     return found
 
 

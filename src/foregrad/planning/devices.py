@@ -68,14 +68,19 @@ def _gpu(name: str, mib: int, bandwidth: float, half: float, single: float, link
     return Device(name, mib * _MIB, bandwidth, flops, link, source=source)
 
 
-# The totals of memory are those of `nvidia-smi` and `rocm-smi`. `float32` is TF32 where there is such a unit.
+# The totals of memory are those of `nvidia-smi` and `rocm-smi`. `float32` is TF32 where the device has a unit for it.
+# Each row was compared with the page in it, which quotes the sheet.
+_PAGES = "https://glennklockwood.com/garden/processors"
+_OF_TWO = "https://github.com/alpharomercoma/MI300X-vs-H200/blob/main/METHODOLOGY.md"
 DEVICES: dict[str, Device] = {
-    "a100": _gpu("a100", 81_920, 2.039e12, 312e12, 156e12, 300e9, "NVIDIA A100 80GB SXM datasheet, 2021"),
-    "h100": _gpu("h100", 81_559, 3.35e12, 989e12, 494e12, 450e9, "NVIDIA H100 SXM datasheet, 2023"),
-    "h200": _gpu("h200", 143_771, 4.8e12, 989e12, 494e12, 450e9, "NVIDIA H200 SXM datasheet, 2024"),
-    "b200": _gpu("b200", 183_359, 7.7e12, 2250e12, 1100e12, 900e9, "NVIDIA HGX B200 datasheet, 2024"),
-    "mi300x": _gpu("mi300x", 196_592, 5.3e12, 1307e12, 653e12, 448e9, "AMD Instinct MI300X datasheet, 2023"),
-    "l4": _gpu("l4", 23_034, 0.3e12, 121e12, 60e12, 0.0, "NVIDIA L4 datasheet, 2023"),
+    "a100": _gpu("a100", 81_920, 2.039e12, 312e12, 156e12, 300e9, f"NVIDIA A100 80GB SXM datasheet: {_PAGES}/A100"),
+    "h100": _gpu("h100", 81_559, 3.35e12, 989e12, 494e12, 450e9, f"NVIDIA H100 SXM datasheet: {_PAGES}/h100"),
+    "h200": _gpu("h200", 143_771, 4.8e12, 989e12, 494e12, 450e9, f"NVIDIA H200 SXM datasheet: {_OF_TWO}"),
+    "b200": _gpu("b200", 183_359, 7.7e12, 2250e12, 1100e12, 900e9, f"NVIDIA HGX B200 datasheet: {_PAGES}/B200"),
+    "mi300x": _gpu("mi300x", 196_592, 5.3e12, 1307e12, 653e12, 448e9, f"AMD Instinct MI300X datasheet: {_OF_TWO}"),
+    "l4": _gpu(
+        "l4", 23_034, 0.3e12, 121e12, 60e12, 0.0, "NVIDIA L4 datasheet: https://www.nvidia.com/en-us/data-center/l4"
+    ),
 }
 CPU = Device("cpu", 0, 50e9, {"float32": 100e9}, 0.0, 1e9, 10e9, source="a laptop's core, by order of magnitude")
 

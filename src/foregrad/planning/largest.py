@@ -5,7 +5,7 @@ at other sizes takes their values. A size that the graph's own conditions leave 
 by itself, and so is every size of a model that takes no symbols there: `Largest.why_captured` has the reason.
 
 The bytes at each operator are a line over the batch as long as the split and its order are the same, so two sizes say
-at which size an operator meets the limit; that size is looked at too, and the next one above it. The answer is always
+at which size an operator meets the limit; that size is looked at too, and the next above. The answer is always
 a size that fits below a size that does not: where lines mislead (a split, or an order, that depends on the size), more
 sizes are looked at, in the end by halves.
 """
@@ -33,20 +33,22 @@ from .symbols import values_in
 if TYPE_CHECKING:
     from .choices import Choice
 
-_MOST = 1 << 24  # a size above which none is looked for
+_MOST = 1 << 24  # the search ends at this size
+
+_OTHERS = ("budget", "eager")  # never of the least peak
 
 Sizes = tuple[int, ...]
 
 
 def largest_of(plan: Plan, *, batch: Any, under: int | str | None, choice: str | None) -> Largest:
-    """The largest batch whose peak is at most `under`.
+    """The largest batch with a peak of at most `under`.
 
     `batch`: the dimension of the arguments that is the batch: a number for all tensors among the arguments that are
     as long there as the first one; a tuple of that number and the positions or names of the arguments that have it; or
     a dict of dimensions by position or name. `under`: bytes, text, a share of the device's memory; None for the plan's
     budget. `choice`: the name of a choice; None for whichever needs least.
 
-    Raises `PlanError` for a dimension that is not there, `BudgetError` where not even a batch of one fits.
+    Raises `PlanError` for a dimension that is not there, `BudgetError` where no batch fits.
     """
     limit = _limit(plan, under)
     peaks = _Peaks(plan, [_axis(plan, batch, "batch")], choice)
@@ -125,13 +127,13 @@ def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Any, tor
 
 
 class _Peaks:
-    """Peaks of one plan at other sizes, each found once. `captures`: those made for it; `why_captured`: the reason for
-    which the model takes no symbols for these sizes; "" where it does.
+    """Peaks of one plan at other sizes, each found once. `captures`: those made for it; `why_captured`: the reason
+    against symbols for these sizes; "" where it does.
     """
 
     def __init__(self, plan: Plan, axes: Sequence[_Axis], choice: str | None) -> None:
         if choice is not None:
-            plan.choice(choice)  # which raises
+            plan.choice(choice)  # it raises
         self.plan, self.axes, self.choice = plan, axes, choice
         self._plans: dict[Sizes, Plan] = {tuple(axis.size for axis in axes): plan}
         self._step: TrainingStep | None = None
@@ -139,7 +141,9 @@ class _Peaks:
 
     def plan_at(self, sizes: Sizes) -> Plan:
         if sizes not in self._plans:
-            recipe = dataclasses.replace(self.plan.call[0], budget=None, only=self.choice)
+            names = [one.name for one in self.plan.choices if one.name not in _OTHERS]
+            only = tuple(names) if self.choice is None else (self.choice,)
+            recipe = dataclasses.replace(self.plan.call[0], budget=None, only=only)
             with without_fake_mode():
                 self._plans[sizes] = self._by_symbols(recipe, sizes) or self._by_capture(recipe, sizes)
         return self._plans[sizes]
@@ -180,7 +184,8 @@ class _Peaks:
         return name, peak
 
     def choices_at(self, sizes: Sizes) -> list[Choice]:
-        return [one for one in self.plan_at(sizes).choices if self.choice in (None, one.name) and one.name != "budget"]
+        found = self.plan_at(sizes).choices
+        return [one for one in found if one.name == self.choice or (self.choice is None and one.name not in _OTHERS)]
 
     def _resized(self, args: Any, kwargs: Any, sizes: Sizes, *, marked: bool = False, absent: bool = False) -> Any:
         """The arguments at other sizes: zeros. `marked`: their sizes are to be symbols; `absent`: all are on `meta`."""
@@ -232,7 +237,7 @@ def _found(peaks: _Peaks, limit: int, fits: Callable[[int], bool]) -> int:
 
 
 def _guessed(peaks: _Peaks, low: int, limit: int) -> int:
-    """The size at which the lines through the captures at `low` and the size above it meet the limit."""
+    """The size where the lines through the captures at `low` and the size above it meet the limit."""
     found = [0]
     above = {one.name: one.memory for one in peaks.choices_at((low + 1,))}
     for one in peaks.choices_at((low,)):
@@ -243,7 +248,7 @@ def _guessed(peaks: _Peaks, low: int, limit: int) -> int:
 
 
 def _meets(lines: Iterable[tuple[int, int]], low: int, limit: int) -> int:
-    """The largest size at which no operator's line is above the limit; each has a value at `low` and at `low + 1`."""
+    """The largest size where no operator's line is above the limit; each has a value at `low` and at `low + 1`."""
     size = _MOST
     for first, second in set(lines):
         slope = second - first

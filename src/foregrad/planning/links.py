@@ -64,7 +64,7 @@ def collective_of(node: fx.Node, host: int) -> InGraph | None:
     count = len(members)
     operand = sum(value_bytes(value_of(one)) for one in node.all_input_nodes)
     result = value_bytes(value_of(node))
-    if name.startswith("all_reduce"):  # into shards, and a gather of these
+    if name.startswith("all_reduce"):  # into shards, then a gather of the shards
         sent = 2 * operand * (count - 1) // count
     else:
         of = next((side for start, side in _SENT.items() if name.startswith(start)), "operand")

@@ -44,11 +44,11 @@ def page(plan: Plan) -> str:
 def _cards(plan: Plan) -> Iterator[tuple[str, str, str]]:
     best = plan.best
     if best is not None and best.memory is not None:
-        of = "" if plan.budget is None else f"of {in_bytes(plan.budget)}, by {best.name!r}"
-        yield "peak of a rank", in_bytes(best.memory.peak), of
+        of = "" if plan.budget is None else f" of {in_bytes(plan.budget)}"
+        yield "peak of a rank", in_bytes(best.memory.peak) + of, f"by {best.name!r}"
         yield "a step", seconds(best.seconds), f"foreseen for {plan.device.name}"
     else:
-        yield "fits", "no choice", "" if plan.budget is None else f"in {in_bytes(plan.budget)}"
+        yield "fits", "no choice", f"in {in_bytes(plan.budget or 0)}"
     yield "parameters", amount(plan.trained), in_bytes(plan.standing.parameters)
     yield "optimizer's state", in_bytes(plan.standing.optimizer), plan.optimizer.name
     yield "operations", f"{amount(plan.total.flops)}FLOP", f"{in_bytes(plan.total.moved)} moved"
@@ -57,11 +57,12 @@ def _cards(plan: Plan) -> Iterator[tuple[str, str, str]]:
 def _charts(plan: Plan) -> Iterator[str]:
     most = max((one.memory.peak for one in plan.choices if one.memory is not None), default=1)
     top = max(most, plan.budget if plan.budget is not None and plan.budget < 2 * most else 0)
+    yield '<p><span class="key stand"></span>allocated before the step <span class="key alive"></span>by the step</p>'
     for one in plan.choices:
         if one.memory is None:
             continue
-        fits = plan.budget is None or one.memory.peak <= plan.budget
-        mark = '<span class="yes">fits</span>' if fits else '<span class="no">does not fit</span>'
+        mark = '<span class="yes">fits</span>' if one.fits(plan.budget) else '<span class="no">does not fit</span>'
+        mark = "" if plan.budget is None else mark
         where = f"peak {in_bytes(one.memory.peak)} at {one.memory.peak_at}"
         yield f"<h2>{escape(one.name)} {mark}</h2><p>{escape(where)}; a step {seconds(one.seconds)}</p>"
         yield f'<div class="wide">{_chart(plan, one.memory, top)}</div>'

@@ -14,6 +14,7 @@ from . import choices
 from .asked import check_sizes
 from .choices import Asked, Choice
 from .devices import Shares, bytes_of, device_of
+from .eager import Call, eager_of
 from .links import summed
 from .memory import Standing, memory_of
 from .optimizers import Twin, optimizer_of
@@ -126,11 +127,13 @@ class _Planner:
     def plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         recipe, step, device = self.recipe, self.step, self.recipe.device
         budget = self._budget()
-        asked = choices.asked_of(step.joint, self.work, self.layers)
+        asked = choices.asked_of(step.joint, self.work, self.layers, has_host=device.is_accelerator)
         asked += [Asked(name, _split_by(policy)) for name, policy in recipe.policies.items()]
-        found = [self._choice(one) for one in asked if recipe.only in (None, one.name)]
-        if budget is not None and recipe.only in (None, "budget"):
+        found = [self._choice(one) for one in asked if recipe.makes(one.name)]
+        if budget is not None and recipe.makes("budget"):
             found.insert(2, self._within(budget))
+        if recipe.makes("eager"):
+            found.append(self._eager((args, kwargs)))
         operators = [self.work[n.name] for n in step.joint.module.graph.nodes if n.name in self.work]
         total = Tally(
             sum(one.flops for one in operators),
@@ -202,6 +205,18 @@ class _Planner:
         again_flops, again_s = choices.again_in(parts, self.work)
         away = choices.moved_by(parts)
         return Choice(asked.name, memory, again_flops, again_s, away, self._seconds(again_s, away))
+
+    def _eager(self, call: Call) -> Choice:
+        """The program by PyTorch, without foregrad; or the reason for which tensors without memory do not suffice."""
+        beside = self.standing, self.optimizer, self.gathered, self.units
+        try:
+            memory, again_flops, again_s = eager_of(self.step, self.recipe, call, *beside)
+        except Exception as error:
+            said = str(error).strip().partition("\n")[0]
+            return Choice(
+                "eager", None, why_not=f"it does not run on tensors without values: {type(error).__name__}: {said}"
+            )
+        return Choice("eager", memory, again_flops, again_s, 0, self._seconds(again_s, 0))
 
     def _within(self, budget: int) -> Choice:
         """The choice that keeps to a budget: the one that saves most of those that do. What sharding adds to a step

@@ -206,8 +206,8 @@ def collectives_of(units: list[Unit], ranks: Ranks, device: Device) -> list[Coll
         add("gather parameters", len(units) + len(again), gathered, ranks.fsdp, fsdp_host)
         add("reduce gradients into shards", len(units), reduced, ranks.fsdp, fsdp_host)
     if ranks.dp > 1:
-        # A reduction for all is one into shards, and a gather of these. Copies are on other hosts where shards fill
-        # one.
+        # A reduction for all is a reduction into shards and a gather of the shards. Copies are on further hosts where
+        # shards fill a host.
         host = max(1, fsdp_host // ranks.fsdp)
         add("average gradients", len(units), reduced // ranks.fsdp, ranks.dp, host, times=2)
     return found

@@ -37,7 +37,7 @@ def script_of(halves: Halves, orders: Orders, spans: Sequence[Sequence[Span]], *
     """The script of a split: its halves run in these orders, with these spans beside their operators. `gradients`:
     they stay to the end of the backward.
     """
-    writer = _Writer()
+    writer = _StepWriter()
     saved = dict(halves.roots)
     names = {name: 2 * root for root, name in saved.items()}
     writer.half(halves.forward, orders[0], spans[0], kept=halves.kept, keys={}, odd=0)
@@ -53,7 +53,7 @@ def script_of(halves: Halves, orders: Orders, spans: Sequence[Sequence[Span]], *
     return Script(writer.numbers, tuple(sorted((left | writer.staying) & writer.alive)))
 
 
-class _Writer:
+class _StepWriter:
     """Writes the events of a step."""
 
     def __init__(self) -> None:

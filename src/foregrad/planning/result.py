@@ -1,6 +1,4 @@
-"""`Plan`: what `foregrad.plan` foresees, which prints, is saved as a page, and answers what the largest is that
-fits.
-"""
+"""`Plan`: the foreseen memory and time. A plan prints, is saved as a page, and finds the largest batch."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from .step import TrainingStep, step_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is planned, apart from the arguments of the call. `only`: the one choice that is made; None for all."""
+    """What is planned, apart from the arguments of the call. `only`: the choices that are made; None for all."""
 
     function: Any
     optimizer: Any
@@ -34,7 +32,10 @@ class Recipe:
     ranks: Ranks
     policies: dict[str, Any]
     sizes: dict[str, Any]
-    only: str | None = None
+    only: tuple[str, ...] | None = None
+
+    def makes(self, choice: str) -> bool:
+        return self.only is None or choice in self.only
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
         """The step for these arguments, captured."""
@@ -73,7 +74,7 @@ class Largest:
 class Plan:
     """The memory and time of a training step of one rank, in bytes and seconds.
 
-    `standing`: what is there all the time. `choices`: ways to train beside one another. `modules`: work by module,
+    `standing`: bytes in use all the time. `choices`: ways to train beside one another. `modules`: work by module,
     numbers in paths left out. `total`: the work of a step that computes nothing twice. `budget`: the bytes that a
     rank may have alive; None where the device's memory is not known.
 

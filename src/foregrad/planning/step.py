@@ -56,7 +56,7 @@ class TrainingStep:
     def at(self, fn: Any, values: Mapping[Any, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
         """The step at these values of its graph's symbols, the values of these arguments."""
         joint = at_sizes(self.joint, values)
-        with _planned(fn) as plain:
+        with planned(fn) as plain:
             return TrainingStep(self.name, joint, _held_by(plain, joint, args, kwargs))
 
     def of_kind(self, kind: str) -> list[Held]:
@@ -82,7 +82,7 @@ def step_of(
             result = plain(*args, **kwargs)
         return loss_in(result, name)
 
-    with without_fake_mode(), _planned(fn) as plain:
+    with without_fake_mode(), planned(fn) as plain:
         try:
             joint = capture(step, *args, **kwargs)
         except UnsupportedDataDependentError as error:
@@ -107,7 +107,7 @@ def _plain(fn: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _planned(fn: Any) -> Iterator[Any]:
+def planned(fn: Any) -> Iterator[Any]:
     """Context: the function or module as one rank computes it, with whole parameters."""
     plain = _plain(fn)
     with unsharded(plain):
@@ -149,7 +149,7 @@ def _held_by(plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mappi
         name = name or getattr(info.slot, "name", None) or getattr(info.slot, "path", str(info.slot))
         gets = bool(joint.signature.gradients.returned[number]) or name in made
         found[id(tensor)] = Held(str(name), kind, tensor, gets, whole.numel())
-    for name, whole, tensor in parts:  # what no operator reads is there all the same
+    for name, whole, tensor in parts:  # a tensor that no operator reads is there all the same
         kind = "parameter" if isinstance(whole, torch.nn.Parameter) else "buffer"
         found.setdefault(id(tensor), Held(name, kind, tensor, has_gradient=False, elements=whole.numel()))
     storages: dict[int, Held] = {}

@@ -26,12 +26,13 @@ def heading(plan: Plan) -> list[str]:
     device, ranks = plan.device, plan.ranks
     has = f", {in_bytes(device.memory)}" if device.memory else ""
     shares = device.shares
+    optimizer = "no optimizer" if plan.optimizer.name == "none" else plan.optimizer.name
     assumed = (
         f"assumed, as shares of the maker's figures: {shares.flops:.0%} of the operations, {shares.bandwidth:.0%} of "
-        f"the bandwidth, {shares.link:.0%} of the links; and each operator a kernel"
+        f"the bandwidth, {shares.link:.0%} of the links; and one kernel for each operator"
     )
     lines = [
-        f"{amount(plan.trained)}parameters trained by {plan.optimizer.name}, on {ranks} of {device.name}{has}",
+        f"{plan.trained:,} trained parameters, {optimizer}, on {ranks} of {device.name}{has}",
         f"a step: {amount(plan.total.flops)}FLOP, {in_bytes(plan.total.moved)} moved, if nothing is computed twice",
         assumed,
     ]
@@ -42,9 +43,11 @@ def heading(plan: Plan) -> list[str]:
 
 def choices_table(plan: Plan) -> Table:
     """The choices beside one another."""
-    rows = [_row(plan, one) for one in plan.choices]
-    columns = ("peak", "fits", "saved", "to host", "again", "step", "choice")
-    return Table("choices", columns, rows, right=6)
+    columns = ("peak", "fits", "saved", "to host", "more work", "step", "choice")
+    table = [columns, *(_row(plan, one) for one in plan.choices)]
+    if plan.budget is None:  # nothing to fit into
+        table = [(row[0], *row[2:]) for row in table]
+    return Table("choices", table[0], table[1:], right=len(table[0]) - 1)
 
 
 def _row(plan: Plan, one: Choice) -> list[str]:
@@ -82,9 +85,7 @@ def tables(plan: Plan) -> list[Table]:
 
 def text(plan: Plan) -> str:
     """Plain text."""
-    best = plan.best
-    fits = (
-        "no choice fits" if best is None else f"the quickest that fits: {best.name!r}, {seconds(best.seconds)} a step"
-    )
+    best, fitting = plan.best, "" if plan.budget is None else " that fits"
+    fits = "no choice fits" if best is None else f"quickest{fitting}: {best.name!r}, {seconds(best.seconds)} a step"
     title = f"plan of {plan.name}"
     return "\n".join([title, "=" * len(title), *heading(plan), fits, *map(str, tables(plan))])

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._torch.nested import mapped, tensors_in
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, value_of
 from ..graph.printing import user_line
@@ -68,6 +69,22 @@ def work_of(joint: JointGraph, device: Device, host: int = 8) -> dict[str, Opera
             node.name, str(node.target), stack, line, operations, moved, seconds, collective
         )
     return found
+
+
+def cost_of(func: Any, args: Any, kwargs: Any, result: Any, device: Device) -> tuple[int, float]:
+    """Operations and seconds of an operator that ran."""
+    from torch.utils.flop_counter import flop_registry  # late: it is needed for a program that runs parts again
+
+    formula, operations = flop_registry.get(func.overloadpacket), 0
+    if formula is not None:
+        shapes = mapped((tuple(args), dict(kwargs), [result]), torch.Tensor, lambda tensor: tensor.shape)
+        operations = int(formula(*shapes[0], **shapes[1], out_val=shapes[2][0]))
+    tensors = tensors_in((args, kwargs, result))
+    moved = sum(one.numel() * one.dtype.itemsize for one in tensors)
+    kinds = [one.dtype for one in tensors if one.dtype.is_floating_point]
+    dtype = min(kinds, key=lambda kind: kind.itemsize, default=torch.float32)
+    took = operations / device.peak(dtype) if operations else 0.0
+    return operations, max(took, moved / (device.bandwidth * device.shares.bandwidth))
 
 
 def _shapes(value: Any) -> Any:

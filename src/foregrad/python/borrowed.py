@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import UnsupportedSideEffectError
+from ..frontend.answers import PlacesRead
 from ..frontend.arrays import is_array, overlaps, tensor_over
 from ..tracing.aspect import Aspect, Finished, aspect
 from ..tracing.heap.recording import Host, Recording
 from .lifted import StatePlace
-from .reads import Reads
 
 
 class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
@@ -40,15 +40,14 @@ class BorrowedArrays(Aspect):
         if not written:
             return
         host = self.recorder.host
-        reads: Reads = host.reads
-        sites = [site for site in reads.places.values() if is_array(site.holder)]
+        sites = [site for site in host.reads.places.values() if is_array(site.holder)]
         found = [site for site in sites if any(overlaps(site.holder, (real.numpy(),)) for real in written)]
         if found:
-            places = {place.identity: place for site in found for place in _places_of(site.holder, reads)}
+            places = {place.identity: place for site in found for place in _places_of(site.holder, host.reads)}
             raise ArraysWritten(host.name, found[0].name, tuple(places.values()))
 
 
-def _places_of(array: object, reads: Reads) -> Iterator[StatePlace]:
+def _places_of(array: object, reads: PlacesRead) -> Iterator[StatePlace]:
     if tensor_over(array) is None:
         return
     for site in reads.places.values():

@@ -15,21 +15,21 @@ from typing import Any, NamedTuple
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _DEREFERENCES = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF", "DELETE_DEREF"}
-_STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}  # what is written to is looked at: a write of what is there is no change
+_STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}  # a place that is written counts as read, too
 _ASKS, _SETS = {"getattr", "hasattr"}, {"setattr", "delattr"}
 _NAMESPACES, _NAMES_BY_TEXT = {"__dict__", "vars", "globals"}, {"eval", "exec", "__setattr__", "__delattr__"}
 _WRITERS = set("append appendleft extend extendleft insert remove sort reverse add discard subtract".split())
 _WRITERS_OF_TABLES = set("update setdefault pop popitem clear __setitem__ __delitem__".split())
 _NAMES_ANYTHING = set("vars dir getmembers __dict__ __getattribute__ attrgetter asdict fields to_dict".split())
 _NAMESPACE = {"globals", "eval", "exec"}
-_FORMATS = {"format", "format_map", "Formatter", "vformat"}  # whose fields name attributes: "{0.name}"
+_FORMATS = {"format", "format_map", "Formatter", "vformat"}  # format strings can name attributes: "{0.name}"
 _LOADERS = {"import_module", "__import__"}
 _OF_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
 _TABLES, _ITEMS = {"environ": "os", "modules": "sys"}, {"get", "pop", "setdefault", "__getitem__", "__contains__"}
 _OF_OPERATOR = {"is_", "is_not"}
 _OF_IDENTITY = {"id", *_OF_OPERATOR}
 _NOT_ARGUMENTS = {"PUSH_NULL", "PRECALL", "KW_NAMES", "NOP"}
-# What code with these names asks of functions and classes.
+# Attributes of functions and classes that code with these names asks for.
 OF_CODE = {
     name: {name}
     for name in (
@@ -295,7 +295,7 @@ def _loaded(
                 compares.add(())
         elif instruction.name in _STORES:
             loaded.add(instruction.value)
-        elif instruction.name == "IMPORT_NAME":  # the level and what is taken from it were pushed before
+        elif instruction.name == "IMPORT_NAME":  # the level and the names to import were pushed before
             level = before[-2].value if len(before) > 1 else 0
             imports.add((instruction.value, level if isinstance(level, int) else 0))
         elif instruction.name in _OF_ATTRIBUTES and instruction.value in _OF_OPERATOR:

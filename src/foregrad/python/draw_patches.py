@@ -66,7 +66,7 @@ def wrapper_of(original: Callable[..., Any], path: str) -> Callable[..., Any]:
         draws = getattr(_active, "draws", None)
         if draws is None or not _is_users():
             return original(*args, **kwargs)
-        with not_drawing():  # what it is made of is no draw of its own
+        with not_drawing():  # the generator's own making is no draw of the program's
             return draws.draw(Draw(original, args, tuple(kwargs.items()), path), original, args, kwargs)
 
     return draw

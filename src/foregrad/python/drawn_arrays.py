@@ -21,7 +21,7 @@ _SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "nbytes": lambda tensor: tensor.numel() * tensor.element_size(),
 }
 _FACTS = {"ndim", "dtype", "itemsize"}
-_CONVERTED_ALIKE = {"bool", "int64", "float32", "float64"}  # to these PyTorch converts as NumPy does, bit for bit
+_CONVERTED_ALIKE = {"bool", "int64", "float32", "float64"}  # PyTorch converts to these as NumPy does, bit for bit
 _REFUSED = (
     "lt le eq ne gt ge invert add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and "
     "rand or ror xor rxor neg pos abs matmul rmatmul bool int float complex index iter contains setitem delitem "
@@ -62,7 +62,7 @@ class DrawnArray(ArrayStandIn):
 
     def __getattr__(self, name: str) -> Any:
         if name in _SIZES:
-            return _SIZES[name](self.tensor())  # others in other calls
+            return _SIZES[name](self.tensor())  # sizes that differ from call to call
         if name in _FACTS:
             return getattr(self._value, name)
         if hasattr(type(self._value), name):

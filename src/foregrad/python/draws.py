@@ -58,7 +58,7 @@ class Draws:
         self.taken += 1
         if not is_array(value):
             return value
-        # Of this run nothing is kept.
+        # Nothing of this run is kept.
         of_it = torch.tensor(value.tolist(), dtype=dtype_of(value))
         return DrawnArray(value, lambda: of_it, functools.partial(self._refuse_numbers, draw.path))
 

@@ -227,9 +227,9 @@ def _spelled(writer: ObjectWriter, key: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------- prints, logs and warnings
-# What a program prints, logs and warns of: effects of a call, said again by each compiled one.
+# A program's prints, logs and warnings: effects of a call that each compiled call says again.
 #
-# Each is a `CallMethod` on `CONSOLE`, with plain values. The text of anything else is made in the capture.
+# Each is a `CallMethod` on `CONSOLE`, with plain values. The text of any further object is made in the capture.
 
 Said = tuple[str, tuple[Any, ...]]
 """A method of the console, and its arguments."""
@@ -237,8 +237,27 @@ Piece = tuple[str, str]
 """How the text of a value is made: conversion and specification, as in a format; or for a tensor `dtype@device`, and
 the end of the text.
 """
-Parted = Callable[[Any], list[Any]]
-"""Gives a value's text, where each call makes that: literals, and pairs of a piece and its number. Empty otherwise."""
+Told = Callable[[Any], Any]
+"""Gives a `Text` for a value whose text each call makes, any other value as it is."""
+
+
+class Text(tuple[Any, ...]):
+    """A text with numbers of the call in it, in a capture: its parts (literals, and a piece for each number), and the
+    numbers. A call makes the text of both: `Text(parts, numbers)`.
+    """
+
+    __slots__ = ()
+    _fields = ("parts", "numbers")  # as a named tuple is taken apart
+
+    def __new__(cls, parts: tuple[str | Piece, ...], numbers: tuple[Any, ...]) -> Any:
+        left = iter(numbers)
+        return "".join(part if type(part) is str else _text_of(next(left), *part) for part in parts)
+
+    @classmethod
+    def later(cls, parts: list[Any]) -> Text:
+        """`parts`: literals, and pairs of a piece and its number."""
+        pieces = tuple(part if type(part) is str else part[0] for part in parts)
+        return tuple.__new__(cls, (pieces, tuple(part[1] for part in parts if type(part) is not str)))
 
 
 class Console:
@@ -246,12 +265,6 @@ class Console:
 
     def print(self, stream: str, sep: Any, end: Any, flush: Any, *values: Any) -> None:
         print(*values, sep=sep, end=end, flush=bool(flush), file=getattr(sys, stream))
-
-    def print_text(self, stream: str, end: Any, flush: Any, pieces: tuple[Any, ...], *values: Any) -> None:
-        self.print(stream, None, end, flush, _joined(pieces, values))
-
-    def log_text(self, place: Any, function: str, extra: Any, pieces: tuple[Any, ...], *values: Any) -> None:
-        self.log(place, function, extra, _joined(pieces, values))
 
     def log(self, place: tuple[Any, ...], function: str, extra: tuple[tuple[str, Any], ...], *said: Any) -> None:
         """`place`: the logger's name, level, path and line. `said`: the message and its arguments."""
@@ -277,11 +290,6 @@ class Console:
 CONSOLE = Console()
 
 
-def _joined(pieces: tuple[Any, ...], values: tuple[Any, ...]) -> str:
-    left = iter(values)
-    return "".join(piece if type(piece) is str else _text_of(next(left), *piece) for piece in pieces)
-
-
 def _text_of(value: Any, conversion: str, rest: str) -> str:
     dtype, at, device = conversion.partition("@")
     if at:
@@ -290,31 +298,16 @@ def _text_of(value: Any, conversion: str, rest: str) -> str:
 
 
 def print_of(
-    parted: Parted, values: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False
+    told: Told, values: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False
 ) -> Said | None:
     """A `print`; None where no call could do it again."""
     stream = "stderr" if file is sys.stderr and file is not sys.stdout else "stdout"
     if file not in (None, sys.stdout, sys.stderr) or any(type(v) not in _SPELLED for v in (sep, end, flush)):
         return None
-    found = [parted(value) for value in values]
-    if not any(found):
-        return "print", (stream, sep, end, flush, *map(_value, values))
-    parts: list[Any] = []
-    for value, own in zip(values, found, strict=True):
-        parts += [
-            " " if sep is None else str(sep),
-            *(own or [_value(value) if type(value) is str else (_AS_IT_IS, value)]),
-        ]
-    return "print_text", (stream, end, flush, *_apart(parts[1:]))
+    return "print", (stream, sep, end, flush, *(_value(told(value)) for value in values))
 
 
-def _apart(parts: list[Any]) -> tuple[Any, ...]:
-    """The pieces of a text, then their values."""
-    pieces = tuple(part if type(part) is str else part[0] for part in parts)
-    return pieces, *(_value(part[1]) for part in parts if type(part) is not str)
-
-
-def log_of(parted: Parted, record: logging.LogRecord, logger: logging.Logger) -> Said | None:
+def log_of(told: Told, record: logging.LogRecord, logger: logging.Logger) -> Said | None:
     """A record that is logged; None where no call could log it again."""
     others = vars(record).keys() - vars(logging.makeLogRecord({})).keys()
     extra = tuple((name, value) for name, value in vars(record).items() if name in others)
@@ -329,10 +322,7 @@ def log_of(parted: Parted, record: logging.LogRecord, logger: logging.Logger) ->
     else:
         args, message = (), message % args  # without arguments it is no format
     place = record.name, record.levelno, record.pathname, record.lineno
-    parts = [] if args else parted(message)
-    if parts:
-        return "log_text", (place, record.funcName, extra, *_apart(parts))
-    return "log", (place, record.funcName, extra, message, *args)
+    return "log", (place, record.funcName, extra, message if args else told(message), *args)
 
 
 def warn_of(
@@ -347,7 +337,7 @@ def warn_of(
     is_outside = False
     for _ in range(max(stacklevel, 1) - 1):
         if is_outside or frame is None:
-            return None  # what is behind the compiled function is not behind the program in a call
+            return None  # a frame above the compiled function does not belong to the program
         code, frame = frame.f_code, frame.f_back
         while frame is not None and not is_outside:
             back = frame.f_back
@@ -391,7 +381,7 @@ def _value(value: Any) -> Any:
     """A printed value in its present state: numbers stay numbers of the call, also in lists and tuples."""
     if type(value) in (list, tuple) and _is_said_as_it_is(value):
         return type(value)(value)
-    return value if _is_number(value) else str(value)
+    return value if _is_number(value) or type(value) is Text else str(value)
 
 
 def _is_said_as_it_is(value: Any) -> bool:
@@ -403,7 +393,6 @@ def _is_number(value: Any) -> bool:
 
 
 _CALLS_AGAIN = torch.overrides.handle_torch_function.__code__
-_AS_IT_IS: Piece = "", ""
 _SPELLED = (type(None), str, bool, int)
 _NUMBERS: tuple[type, ...] = (str, int, float, bool, type(None), complex)
 

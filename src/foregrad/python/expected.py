@@ -82,7 +82,7 @@ class Expected:
 def is_bound(value: Any) -> bool:
     """Whether a value is a bound method; each look at its object may make a new one."""
     cls = type(value)
-    if cls is types.BuiltinMethodType:  # functions of extensions are of this type too
+    if cls is types.BuiltinMethodType:  # functions of extensions have this type too
         return hasattr(type(value.__self__), value.__name__) and not isinstance(
             value.__self__, (type, types.ModuleType)
         )

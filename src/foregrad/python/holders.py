@@ -52,9 +52,9 @@ class Holder:
         self.target = target
         self.parent = parent
         self.step = step
-        self.style = style  # how people write an item of it: "attr", "item", "name" or "" for itself
+        self.style = style  # how people write an item: "attr", "item", "name" or "" for the holder itself
         self.before = before
-        self.owner = owner  # the object whose attributes these are
+        self.owner = owner  # the object that has these attributes
         self.is_table = False  # where a module keeps its parameters, buffers or parts
         self._way: Way | None = None
         self._name: str | None = None
@@ -165,7 +165,7 @@ def without(before: Any, after: Any, now: Any) -> Any:
     """The value `now` without a run's part. A second thread's part of a count stays."""
     if now is after:
         return before
-    is_like = is_symbolic(now) is is_symbolic(after)  # one that is not has not counted on from what stood there
+    is_like = is_symbolic(now) is is_symbolic(after)  # a plain number did not count on from the symbol that stood there
     now, after = concrete(now), concrete(after)
     return now - (after - before) if is_like and type(now) is type(after) is type(before) is int else now
 
@@ -188,7 +188,7 @@ def _undone(before: dict[Any, Any], after: dict[Any, Any], now: dict[Any, Any]) 
 
 def _read_dict(table: Any) -> dict[Any, Any]:
     if type(table) is dict:
-        return table.copy()  # in one piece, whatever other threads write
+        return table.copy()  # in one piece, even while a second thread writes
     if type(table) is collections.OrderedDict:
         return dict(table)
     return {key: dict.__getitem__(table, key) for key in _base_of_dict(table).keys(table)}
@@ -201,7 +201,7 @@ def _same_dict(table: Any, before: dict[Any, Any]) -> bool:
         table = _read_dict(table)
     try:
         return all(map(operator.is_, table.values(), before.values())) and all(map(operator.is_, table, before))
-    except RuntimeError:  # another thread writes to it
+    except RuntimeError:  # a second thread writes to it
         return _same_dict(table.copy(), before)
 
 
@@ -280,7 +280,7 @@ def _row(before: list[Any], after: list[Any], now: list[Any]) -> list[Any]:
 def _same_set(items: Any, before: set[Any]) -> bool:
     if len(items) != len(before):
         return False
-    # A copy mostly has them in the same order.
+    # A copy mostly keeps the order.
     return all(map(operator.is_, set.__iter__(items), before)) or {*map(id, set.__iter__(items))} == {*map(id, before)}
 
 
@@ -313,7 +313,7 @@ def slots_of(cls: type) -> list[tuple[str, Any]]:
     return [
         (name, item)
         for base in cls.__mro__
-        for name, item in [*vars(base).items()]  # another thread may set attributes of a class meanwhile
+        for name, item in [*vars(base).items()]  # a second thread may set attributes of a class meanwhile
         if type(item) is types.MemberDescriptorType and not is_of_library(base)
     ]
 
@@ -426,7 +426,7 @@ def _same_file(file: Any, before: Any) -> bool:
 def _put_back_file(file: Any, before: Any, _: Any) -> None:
     text, at = before
     if text is None or file.closed:
-        return  # what was written is not for anybody any more
+        return  # nobody needs the written value any more
     file.seek(0)
     file.truncate()
     file.write(text)
@@ -526,7 +526,7 @@ RANDOM = HolderKind(
 NUMPY_RANDOM = HolderKind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
 # One attribute of something that is a library's: (module, class or object, name); or a module: (sys.modules, name).
 OUTSIDE = HolderKind(_read_outside, lambda place, before: _read_outside(place) is before, _put_back_outside)
-PASSAGE = HolderKind(_nothing, _refuse, _refuse, dict.items)  # a tuple and the like: a way to what is in it
+PASSAGE = HolderKind(_nothing, _refuse, _refuse, dict.items)  # a tuple and the like: a way to its items
 CACHE = HolderKind(_read_cache, lambda cached, before: cached.cache_info().misses == before[0], _put_back_cache)
 
 

@@ -12,8 +12,10 @@ may be there.
 from __future__ import annotations
 
 import collections
+import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -24,11 +26,12 @@ from .._torch.symbols import concrete, is_symbolic, map_symbolic
 from ..errors import UnsupportedSideEffectError
 from ..frontend.values import is_plain
 from ..identity import IdSet, class_property
+from .effects import Text
 from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from .lifted import StatePlace
 from .objects import is_plain_object
 from .own_writes import is_made
-from .program_state import ProgramState
+from .program_state import ATOMS, ProgramState
 from .reads import TABLES, Reads
 
 Identity = tuple[int, Any]
@@ -66,8 +69,9 @@ class Notes:
     sentinel that makes C extensions fail. Other threads get at the container itself.
     """
 
-    def __init__(self, real: Any) -> None:
-        self.real = real
+    def __init__(self, real: Any, path: str) -> None:
+        self.real, self.path = real, path
+        self.take: Callable[[FrameType, Any], Any] = lambda frame, value: value
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.is_read = False
         self.thread = threading.get_ident()
@@ -100,7 +104,7 @@ class Notes:
         return list(values)
 
     def _check_key(self, key: Any) -> None:
-        if is_symbolic(key):
+        if is_symbolic(key) or type(key) is Text:
             return  # its number can be a key
         try:
             hash(key)
@@ -118,7 +122,8 @@ def _writer(name: str) -> Callable[..., None]:
         if notes.is_anothers():
             getattr(notes.real, name)(*args, **kwargs)
         else:
-            notes.write(name, args, kwargs)
+            frame = sys._getframe(1)
+            notes.write(name, tuple(notes.take(frame, arg) for arg in args), kwargs)
 
     return write
 
@@ -156,6 +161,7 @@ def _class_of_stand_ins(base: type) -> type:
 
 
 _CLASSES = {base: _class_of_stand_ins(base) for base in (list, collections.deque, dict, set, object)}
+ATOMS.update(_CLASSES.values())  # a walk asks them nothing
 
 
 class _Foreign:
@@ -199,11 +205,11 @@ def replaced(holder: Holder) -> Iterator[Any]:
 
 class Journals:
     """The journals of one run, and its `said` messages, see `python/effects.py`. `wanted`: the places of
-    containers that earlier runs found to grow.
+    containers that earlier runs found to grow; `arguments`: journals of the call's arguments.
     """
 
-    def __init__(self, state: ProgramState, wanted: Collection[Identity]) -> None:
-        self.made: list[tuple[Notes, list[Place]]] = []
+    def __init__(self, state: ProgramState, wanted: Collection[Identity], arguments: Iterable[Notes]) -> None:
+        self.made: list[tuple[Notes, list[Place]]] = [(notes, []) for notes in arguments]
         self.said: list[tuple[Any, str, str, tuple[Any, ...]]] = []
         self.are_installed = False
         known: IdSet[Any] = IdSet()
@@ -213,7 +219,7 @@ class Journals:
                     known.add(value)
                     places = state.references_to(value)
                     if places:
-                        self.made.append((Notes(value), places))
+                        self.made.append((Notes(value, holder.path(key)), places))
 
     def __bool__(self) -> bool:
         return bool(self.made)
@@ -223,6 +229,11 @@ class Journals:
         for notes, places in self.made:
             reads.stand_ins[id(notes.stand_in)] = notes.real
             reads.unread[id(notes.real)] = _place_of(places) is not None
+
+    def takes(self, take: Callable[[FrameType, Any], Any]) -> None:
+        """`take(frame, value)` gives the value to note for a call by a frame: each call may make its text."""
+        for notes, _ in self.made:
+            notes.take = take
 
     def install(self) -> None:
         self.are_installed = True
@@ -245,32 +256,31 @@ class Journals:
     def calls(self) -> Iterator[tuple[StatePlace | Any, str, str, tuple[Any, ...]]]:
         """Each call that was noted: the container or its place, its name for people, method, arguments."""
         for notes, places in self.made:
-            holder, key = places[0]
             for name, args in notes.calls:
-                yield _place_of(places) or notes.real, holder.path(key), name, args
+                yield _place_of(places) or (notes.real if places else notes.stand_in), notes.path, name, args
         yield from self.said
 
     def play(self) -> None:
         """Make the noted calls, but for calls that take stand-ins of tensors."""
         for place, _, name, args in self.calls():
             if not is_made(args):
-                target = place.get() if isinstance(place, StatePlace) else place
-                getattr(target, name)(*map_symbolic(args, concrete))
+                target = place.get() if isinstance(place, StatePlace) else getattr(place, _NOTES, place)
+                getattr(target.real if isinstance(target, Notes) else target, name)(*map_symbolic(args, concrete))
 
 
 def _place_of(places: list[Place]) -> StatePlace | None:
     """The place of a container with a single place that code can write out."""
-    (holder, key), *others = places
-    if others:
+    if len(places) != 1:
         return None
+    holder, key = places[0]
     if holder.kind not in (DICT, NAMESPACE, CELL):
         return None
     return StatePlace("attribute" if holder.kind is CELL else "item", holder.target, key, holder.path(key))
 
 
 # -------------------------------------------------------------------- iterators
-# Iterators older than the call. An item that is taken from an iterator is gone, so a run finds in its place a stand-in
-# that refuses to give any.
+# Iterators older than the call. An item taken from an iterator is gone. So a run finds a stand-in in the iterator's
+# place, and the stand-in refuses to give items.
 
 
 class UntouchedIterator:

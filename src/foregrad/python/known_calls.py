@@ -158,7 +158,7 @@ REFUSED_METHODS: Final[dict[str, str]] = {
     "datetime.datetime": "now utcnow",
     "functools._lru_cache_wrapper": "cache_clear",
     "functools.partial": "__setstate__",
-    "_thread.lock": _LOCKED,  # what other threads do meanwhile is no part of a graph; a lock that is held is let go
+    "_thread.lock": _LOCKED,  # work of further threads is no part of a graph; a held lock is let go
     "_thread.RLock": _LOCKED,
 }
 
@@ -233,11 +233,11 @@ def kind_of_call(callee: Any) -> int:
         return PURE
     owner = callee.__self__
     name = callee.__name__
-    if owner is None:  # a static method, whose class only the collector knows
+    if owner is None:  # a static method: only the collector knows its class
         owner = next((held for held in gc.get_referents(callee) if isinstance(held, type)), None)
     if owner is None or isinstance(owner, types.ModuleType):
         return _kind_of_function(str(callee.__module__ or getattr(owner, "__name__", "")), name)
-    if isinstance(owner, torch.autograd.graph.Node):  # whose classes say that they are of no module
+    if isinstance(owner, torch.autograd.graph.Node):  # their classes name no module
         return PURE
     of_type = owner if isinstance(owner, type) else type(owner)
     for cls in of_type.__mro__:

@@ -25,7 +25,7 @@ import torch.utils.weak
 from ..house import is_house_module
 
 OF_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
-BAGS = (  # classes of libraries whose objects are nothing but their attributes
+BAGS = (  # classes of libraries: their objects are nothing but attributes
     types.SimpleNamespace,
     argparse.Namespace,
     optparse.Values,
@@ -48,12 +48,12 @@ _MAKERS = {"abc", "types"}
 _STANDARD_FILES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 HASHES = ("_hashlib", "_blake2", "_md5", "_sha1", "_sha2", "_sha256", "_sha3", "_sha512")
 _OPERATORS = {"torch", "numpy", "torchgen", "functorch", "sympy"}
-# Objects of these are written to by other threads, too.
+# Further threads write to objects of these classes, too.
 _OF_THREADS = {"_queue", "_thread", "asyncio", "concurrent", "multiprocessing", "queue", "threading"}
 _OF_TORCH = (
     *("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp", "torch.nn.attention", "torch.utils.data"),
 )
-# What their objects hold follows from how they were made, or is nobody's option.
+# The contents of their objects follow from the arguments of the constructor, or are nobody's option.
 FIXED = set(
     "_frozen_importlib _frozen_importlib_external abc ast builtins contextvars dataclasses datetime decimal "
     "enum fractions functools importlib inspect logging operator pathlib random re types typing uuid "
@@ -103,6 +103,7 @@ def is_installed(namespace: dict[str, Any]) -> bool:
     return _is_of_package(str(namespace.get("__file__")))
 
 
+@functools.lru_cache(4096)
 def _is_of_package(file: str) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(file.replace("\\", "/").split("/"))
 

@@ -23,7 +23,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -32,8 +32,9 @@ from .._torch.guards import functions_of_c
 from ..frontend.source import ABSENT, reference, table_of
 from ..frontend.values import is_plain
 from ..graph.source import in_order
+from ..house import is_house_code
 from ..locks import Replacements
-from .code import instructions_of
+from .code import instructions_of, look_at
 from .expected import Expected
 from .holders import read_decimals
 from .libraries import FIXED, is_installed, is_outside, is_standard
@@ -45,19 +46,20 @@ _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _NUMBERS = {"e", "inf", "nan", "pi"}  # asked of `math`, they would be looked up in `torch` too
 _FILLS = {"add", "append", "clear", "pop", "setdefault", "update"}
 _STORE, _SET = dis.opmap["STORE_SUBSCR"], dis.opmap["STORE_GLOBAL"]
+_READS_ALL = {"__getstate__", "__reduce_ex__"}  # as copies do, in C
 _TELLS = re.compile(r"_?(are|get|has|is)_?|.*_enabled$")
 
 
 class LibraryState:
     """The part of `scan` that is about modules. `entered` is the code that ran."""
 
-    def __init__(self, reads: Reads, scan: Any, entered: Container[types.CodeType]) -> None:
+    def __init__(self, reads: Reads, scan: Any, entered: Collection[types.CodeType]) -> None:
         self.reads, self.scan, self.entered = reads, scan, entered
-        self.gone_through: set[str] = set()  # tables of the process of which code asks more than single items
+        self.gone_through: set[str] = set()  # tables of the process from which code asks more than single items
         self.own: dict[int, types.ModuleType] = {}  # modules of the program's that code names
         self._done: set[tuple[int, frozenset[str]]] = set()
         self._abstract: dict[int, _Registered] = {}  # by the id of an abstract class
-        self._named: dict[int, set[str]] = {}  # by the id of a module: names that were looked up in it
+        self._named: dict[int, set[str]] = {}  # by a module's id: names looked up in the module
         self._objects: dict[int, tuple[Any, str, set[str]]] = {}  # objects, classes and modules; names that were asked
 
     def named(self, module: types.ModuleType, names: frozenset[str], probed: set[str]) -> None:
@@ -143,7 +145,7 @@ class LibraryState:
                 except Exception:  # noqa: S112 (a library's own property may raise anything)
                     continue
                 if is_plain(item) and not isinstance(item, _CONSTANTS):
-                    ask = functools.partial(_attribute, reference(value), attribute)  # which does not keep it alive
+                    ask = functools.partial(_attribute, reference(value), attribute)  # without keeping the object alive
                     self.reads.ask(ask, f"{name}.{attribute}", ask)
                 elif not isinstance(item, type):
                     self.object(item, f"{name}.{attribute}")
@@ -163,6 +165,13 @@ class LibraryState:
             if (is_switch or is_table) and not isinstance(value, _CONSTANTS):
                 self.reads.add(self.reads.place(namespace, "dict", namespace["__name__"], "attr"), name, value)
                 self.scan.visit(value, name)
+
+    def options_of_optimizer(self, table: dict[str, Any], names: frozenset[str]) -> frozenset[str]:
+        """The attributes of an optimizer under `names`, the program's, and names in libraries' code that ran: an
+        optimizer is all Python, and `zero_grad` does not read the state.
+        """
+        ran = names.union(*(look_at(code).names for code in self.entered if not is_house_code(code)))
+        return frozenset(table) if ran & _READS_ALL else ran.intersection(table)
 
     def told(self, functions: Iterable[Any]) -> None:
         """The program has called the `functions`: ask them again if they report state, and so with their questions to
@@ -196,7 +205,7 @@ def _attribute(get: Callable[[], Any], name: str, _: Any) -> Any:
     return getattr(get(), name, ABSENT)
 
 
-_dump: Any = vars(abc)["_get_dump"]  # what is registered, and what `isinstance` has been told
+_dump: Any = vars(abc)["_get_dump"]  # registered classes, and answers given to `isinstance`
 
 
 class _Registered:
@@ -218,7 +227,7 @@ class _Registered:
                     own = [one() for one in _dump(cls)[0]] if isinstance(cls, abc.ABCMeta) else []
                     found.update(map(id, own))
                     waiting += [*type.__subclasses__(cls), *own]
-            self._found, self._token = hash(frozenset(found)), token  # in this order, for other threads
+            self._found, self._token = hash(frozenset(found)), token  # in this order, for readers on further threads
         return self._found
 
 
@@ -251,7 +260,8 @@ def _autocast(_: Any) -> Any:
 
 
 _OF_AUTOCAST = set("get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype is_autocast_enabled".split())
-# What no attribute is, and no function tells without arguments: names, what people call it, how to ask.
+# State that is neither an attribute nor the result of a function without arguments: names, words for people, how to
+# ask.
 _SWITCHES: dict[str, tuple[tuple[set[str], str, Callable[[Any], Any]], ...]] = {
     "torch": ((_OF_AUTOCAST, "the dtype of torch.autocast", _autocast),),
     "decimal": (

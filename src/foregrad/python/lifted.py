@@ -46,7 +46,7 @@ class StatePlace:
         if self.kind == "item":
             (list if isinstance(self.target, list) else dict).__setitem__(self.target, self.key, value)
         else:
-            setter: Any = type.__setattr__ if isinstance(self.target, type) else object.__setattr__
+            setter = type.__setattr__ if isinstance(self.target, type) else object.__setattr__
             setter(self.target, self.key, value)
 
     def get(self) -> Any:

@@ -42,7 +42,7 @@ class ObjectLayout:
     base: Any = None
     keys: tuple[Any, ...] | None = None  # of a dict
     count: int = 0  # of the items of a list or deque
-    members: frozenset[Any] = frozenset()  # of a set, which hold no others
+    members: frozenset[Any] = frozenset()  # of a set: it holds nothing else
     limit: int | None = None  # of a deque
     names: tuple[str, ...] | None = None  # None: there is no `__dict__`
     slots: tuple[int, ...] = ()
@@ -200,7 +200,7 @@ _ASKED_BY_C = (
     "__getattr__ __rmatmul__ __match_args__ __missing__ __set__ __delete__ __bytes__ __copy__ __deepcopy__ __array__ "
     "__array_interface__ __array_ufunc__ __torch_function__"
 )
-# Special methods, without which the interpreter does something else.
+# Special methods: without them the interpreter takes a different way.
 SPECIAL = frozenset(
     name
     for table in (*(vars(base) for kind in _LIKE for base in kind.__mro__), vars(operator))

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from .._torch.native import divert, make_observer
+from .._torch.native import divert, native
 from ..errors import UnsupportedSideEffectError
 from ..house import is_house_code
 from ..interrupts import runs_user_code
@@ -55,7 +55,7 @@ _SETS_WHAT_IT_IS_TOLD = {
     for function in (torch.nn.Module.__setattr__, torch.nn.Module.__getattr__, functools.update_wrapper)
 }
 _SET_THEIR_OWN = "sympy.", "torch._ops"
-_FEW = 64  # objects, from which on those that nobody else holds any more are let go of
+_FEW = 64  # above this number, objects that nobody else holds any more are let go
 _OWN_REFERENCES = 3  # of an object that only this refers to: its holder, a variable, an argument
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Observed:
         self.name, self.host, self.begins = host.name, host, begins
         self.ran: dict[CodeType, dict[str, Any]] = {}
         self.entered: dict[CodeType, dict[str, Any]] = {}  # code that ran, PyTorch's too
-        self.called: list[Any] = []  # functions of libraries that code calls which is looked at
+        self.called: list[Any] = []  # functions of libraries called by code that is looked at
         self._apart: set[CodeType] = set()  # nothing under it is the program's
         self._met: dict[int, Holder] = {}
         self._variables: dict[int, Any] = {}  # of contexts, that the program sets
@@ -159,7 +159,7 @@ class Observed:
     def _trust(self, code: CodeType, frame: FrameType) -> int:
         self.host.state.begins(code)
         found = self._found(code, frame)
-        self.entered[code] = frame.f_globals  # what is refused before it begins has written nothing
+        self.entered[code] = frame.f_globals  # code refused before it begins has written nothing
         if frame.f_globals is vars(random):
             code_begins(code, frame.f_globals)
         if code in LOOKS_UP:
@@ -314,6 +314,12 @@ def _observer(*questions: Callable[..., Any]) -> Any:
     return make_observer(*questions) or Observer(*questions)
 
 
+def make_observer(*questions: Callable[..., Any]) -> Any:
+    """The C++ version of `Observer`; None if the extension has none."""
+    make = getattr(native(), "Observer", None)
+    return None if make is None else make(*questions)
+
+
 _running = threading.local()
 _WARN_FOR_THE_PROGRAM = ("torch", "typing_extensions")
 _WARN_ONCE = ("_warn_once", "_warn_typed_storage_removal", "fork_rng", "warn_once")
@@ -412,10 +418,11 @@ _LIBRARIES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 
 
 # -------------------------------------------------------------------- the observer in Python
-# What the interpreter tells of a run: the C functions that are called, and the code that runs; in Python.
+# The interpreter tells an observer the C functions that a run calls, and the code that runs. This observer is in
+# Python.
 #
-# The C++ part has the same, at a tenth of the cost. Both are profile functions of one thread. A profiler that was there
-# before is told of everything, too.
+# The C++ part has a second observer, at a tenth of the cost. Both are profile functions of one thread. A profiler that
+# was there before hears everything, too.
 
 
 class Observer:

@@ -46,7 +46,7 @@ def asked_of(value: Any) -> Callable[[Any], Any] | None:
         if value.dtype.hasobject:
             return _objects
         if type(value) not in (numpy.ndarray, numpy.memmap):
-            return _bytes  # others say for themselves what is in them, as masked arrays do
+            return _bytes  # further arrays, masked ones for example, name their contents themselves
         return functools.partial(_numbers, numpy, numpy.array(value, order="K"))
     if isinstance(value, weakref.ref):
         return referent
@@ -94,7 +94,7 @@ class _NotCleared:
 
 def is_cached_function(value: Any) -> bool:
     """Whether a value is a function under `functools.cache` or `lru_cache`."""
-    return issubclass(type(value), _LRU)  # objects that are made when they are asked for warn of it
+    return issubclass(type(value), _LRU)  # objects made on first use would warn when asked
 
 
 def results_of(cached: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -128,7 +128,7 @@ def _numbers(numpy: Any, before: Any, values: Any) -> str:
     if values.dtype != before.dtype or values.shape != before.shape:
         return f"{values.dtype}{list(values.shape)}"
     order = "F" if before.flags.f_contiguous and values.flags.f_contiguous else "C"
-    rows = [array.reshape(-1, order=order) for array in (before, values)]  # no copy where an array lies in one piece
+    rows = [array.reshape(-1, order=order) for array in (before, values)]  # an array in one piece is not copied
     same = True
     if values.nbytes:
         whole = all(row.nbytes % 8 == 0 and row.ctypes.data % 8 == 0 for row in rows)

@@ -24,7 +24,7 @@ from ..locks import Bind
 from ..tracing.aspect import Aspect, aspect
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.tape.again import CaptureAgain
-from .effects import CONSOLE, Said, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
+from .effects import CONSOLE, Said, Text, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
 from .libraries import is_class_outside, loggers_of
 from .texts import Texts
 
@@ -50,6 +50,7 @@ class ProgramOutput(Aspect):
     def around_function(self) -> Iterator[None]:
         numbers = self.recorder.decisions.numbers
         numbers.texts = self.texts if self.host.takes_output else None
+        self.host.state.journals.takes(self.texts.take_inside)
         try:
             yield
         finally:
@@ -133,13 +134,10 @@ class ProgramOutput(Aspect):
             return None
         if kind != "warn":
 
-            def parted(value: Any) -> list[Any]:
-                if type(value) is str:
-                    parts = self.texts.take(frame, value)
-                    return parts if len(parts) > 1 else []
-                return _text_of_tensor(value) if is_stand_in(value) else []
+            def told(value: Any) -> Any:
+                return _text_of_tensor(value) if is_stand_in(value) else self.texts.take(frame, value)
 
-            return print_of(parted, args, **kwargs) if kind == "print" else log_of(parted, *args)
+            return print_of(told, args, **kwargs) if kind == "print" else log_of(told, *args)
         said = None if kwargs["more"] else warn_of(*args, outermost=self.recorder.origins.root)
         if said is not None:
             state.reads.ask(said[1], f"the action for the warning {said[1][0]!r}", would_raise)
@@ -148,15 +146,15 @@ class ProgramOutput(Aspect):
         return said
 
 
-def _text_of_tensor(tensor: torch.Tensor) -> list[Any]:
-    """The text of a tensor of one number, and no dimensions; empty where more than the number tells it."""
+def _text_of_tensor(tensor: torch.Tensor) -> Any:
+    """The text of a tensor of one number, and no dimensions; the tensor where more than the number tells it."""
     if tensor.dim() or type(tensor) is not torch.Tensor or engine.forward_ad._current_level >= 0:
-        return []
+        return tensor
     history = type(tensor.grad_fn).__name__
     if tensor.requires_grad and (not _OPERATOR.fullmatch(history) or history in _MAY_BE_OURS):
-        return []
+        return tensor
     end = f", grad_fn=<{history}>)" if tensor.requires_grad else ")"
-    return [((f"{str(tensor.dtype)[len('torch.') :]}@{tensor.device}", end), tensor.item())]
+    return Text.later([((f"{str(tensor.dtype)[len('torch.') :]}@{tensor.device}", end), tensor.item())])
 
 
 _OPERATOR = re.compile(r"[A-Z]\w*Backward\d+")

@@ -42,7 +42,7 @@ class OwnWrites:
         self.after: dict[Holder, Any] | None = None
         self.read: dict[Holder, dict[Any, Any]] = {}
         self._count = len(disturbed)
-        self._looked: dict[Holder, dict[Any, Any]] = {}  # what was there when writes were last told apart
+        self._looked: dict[Holder, dict[Any, Any]] = {}  # the values there when writes were last told apart
 
     def begin(self) -> None:
         """Accept the changes so far: they are other threads', since nothing runs yet."""
@@ -61,7 +61,7 @@ class OwnWrites:
             if now is stand_in:
                 names |= {place.key}
             elif place.key not in names and (found := named.get(id(place.target))) is not None:
-                self.disturbed.append(place.path)  # the run may have met what was made of its stand-in
+                self.disturbed.append(place.path)  # the run may have met an object made of its stand-in
                 place.put(without(found.before.get(place.key, ABSENT), stand_in, now))
         for holder in named.values():
             self.read.setdefault(holder, holder.before)

@@ -57,9 +57,9 @@ from .reads import TABLES, VIEWS
 from .tensor_places import TensorPlaces
 
 _MOST_VISITS = 200_000
-_LARGE = 10_000  # items, from which on those of a container are not looked into
+_LARGE = 10_000  # a container with more items is not looked into
 _MOST_BYTES = 1 << 20  # of a buffer that is copied
-_ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorType}
+ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorType}
 _DESCRIBES = {"__annotations__", "__dataclass_fields__"}  # looked at where code names them, as are methods not special
 _BUFFERS = (bytearray, array.array, memoryview, *OF_CTYPES)
 _OF_PARTIALS, _OF_DESCRIPTORS = ("func", "args", "keywords"), ("__func__", "fget", "fset", "func")
@@ -67,7 +67,7 @@ _WITH_ATTRIBUTES = {dict, list, tuple, set, frozenset, collections.deque, functo
 _NEVER_WRITTEN = (tuple, frozenset, functools.partial, types.BuiltinMethodType, types.MethodWrapperType)
 _Action = Callable[["ProgramState", Any, "Holder | None", Any], None]
 _PLAIN = {dict, list, tuple, set, frozenset, collections.deque, collections.defaultdict, *_BUFFERS}
-# As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
+# Modules' tables of hooks, a dozen each, are like this: an empty table needs no copy.
 _DICTS: tuple[Any, ...] = (dict, collections.OrderedDict)
 _OFTEN_EMPTY = dict.fromkeys(_DICTS, kinds.DICT) | {list: kinds.LIST, set: kinds.SET}
 
@@ -91,17 +91,17 @@ class ProgramState:
         """Not `is_whole`: functions of installed packages wait until their code runs."""
         self.holders: list[Holder] = []
         self.ways: list[Holder] = []  # the holders, tuples and the like, as they were met
-        self.empty: list[tuple[Any, Holder | None, Any]] = []  # containers with nothing in them, and where they are
+        self.empty: list[tuple[Any, Holder | None, Any]] = []  # empty containers, and their places
         self._seen: dict[int, Any] = {}
-        self._names = {"forward", "__call__"}  # and those in code, looked up wherever they may be
-        # What is in namespaces and classes, until code names it.
+        self._names = {"forward", "__call__"}  # and the names in code, looked up in every namespace
+        # The contents of namespaces and classes, until code names them.
         self._unnamed: dict[str, list[tuple[Any, Holder]]] = collections.defaultdict(list)
         self._own_globals: dict[int, bool] = {}  # by the id of a namespace: whether it is the user's
         self.places = TensorPlaces(self.holders, self._unnamed)
-        self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
-        self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
+        self.drawing: list[tuple[Holder | None, Any, Any]] = []  # the places of functions that draw, and the functions
+        self.iterators: list[tuple[Any, Any]] = []  # and the key or argument by which each was met first
         self._libraries: dict[int, Holder] = {}  # modules, classes, functions and objects of libraries
-        self._written_outside: set[tuple[int, str]] = set()  # attributes of these that were not as before at some time
+        self._written_outside: set[tuple[int, str]] = set()  # attributes of these that once differed from before
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
         self._waiting: dict[types.CodeType, list[Any]] | None = None if is_whole else {}  # packages' functions, by code
         self._entered: set[types.CodeType] = set()
@@ -161,7 +161,7 @@ class ProgramState:
         if stored := stored_in(code):
             self._hold_libraries(stored, seen.names)
         for holder in self.holders[count:]:
-            if holder.kind is kinds.NAMESPACE:  # what a capture has put in the place of a function is its own
+            if holder.kind is kinds.NAMESPACE:  # a capture's replacement of a function is the capture's own
                 holder.before = own_globals(holder.before)
 
     def _library(self, value: Any, parent: Holder | None, step: Any) -> None:
@@ -264,7 +264,7 @@ class ProgramState:
             cls = type(value)
             if id(value) in DRAWN:
                 self._note_drawing(value, parent, step)
-            if cls in _ATOMS:
+            if cls in ATOMS:
                 continue
             if id(value) in seen:
                 if value in self.places:
@@ -297,7 +297,7 @@ class ProgramState:
     def _look_up(self, holder: Holder, items: Iterable[tuple[str, Any]]) -> None:
         """Items that matter where code names them."""
         for name, value in items:
-            if type(value) not in _ATOMS:
+            if type(value) not in ATOMS:
                 if name in self._names:
                     self._queue.append((value, holder, name))
                 else:
@@ -354,19 +354,19 @@ class ProgramState:
                 if id(value) not in seen:
                     seen[id(value)] = value
                     self.empty.append((value, holder, key))
-            elif cls not in _ATOMS:
+            elif cls not in ATOMS:
                 queue.append((value, holder, key))
 
     def _container(
         self, value: Any, parent: Holder | None, step: Any, kind: HolderKind, *, is_table: bool = False
     ) -> None:
-        if value is vars(builtins):  # in which a capture replaces `print`
+        if value is vars(builtins):  # a capture replaces `print` there
             return
         holder = self._hold(kind, value, parent, step, "" if kind is kinds.SET else "item")
         holder.is_table = is_table
         self._push(holder)
-        if kind in (kinds.DICT, kinds.SET) and not _ATOMS.issuperset(map(type, holder.before)):
-            keys = tuple(key for key in holder.before if type(key) not in _ATOMS)
+        if kind in (kinds.DICT, kinds.SET) and not ATOMS.issuperset(map(type, holder.before)):
+            keys = tuple(key for key in holder.before if type(key) not in ATOMS)
             self._pass(keys, None, f"a key of {holder.name()}", dict(enumerate(keys))).style = "key"
 
     def _with_attributes_of(self, value: Any, parent: Holder | None, step: Any, action: _Action) -> None:
@@ -382,7 +382,7 @@ class ProgramState:
         items = stored(value)
         if not isinstance(value, tuple):
             value, parent = tuple(items), None
-        if not _ATOMS.issuperset(map(type, items)):
+        if not ATOMS.issuperset(map(type, items)):
             self._pass(value, parent, step, dict(enumerate(items)))
 
     def _pass(

@@ -75,7 +75,7 @@ class ReadGuards:
         nodes = [node for _, node in guards.call.tree.walk("")]
         keys_given = [n.context if n.kind == "dict" else getattr(n.context, "keys", None) for n in nodes]
         keys = frozenset(id(tensor) for key in keys_given for tensor in tensors_in_key(key))
-        for name, _ in zip(guards.wrappers, guards.call.tree.wrappers(), strict=False):  # those given, which come first
+        for name, _ in zip(guards.wrappers, guards.call.tree.wrappers(), strict=False):  # arguments come first
             guards.require(f"{first_index}.get(id({name})) is None", "whether it found an argument", False)
         for i, leaf in enumerate(guards.call.leaves):
             if isinstance(leaf, torch.Tensor) and guards.call.first_of[i] == i:

@@ -85,7 +85,7 @@ class ReadSite:
         self.kind = kind
         self.name = name
         self.style = style
-        self.owner = owner  # the id of the module whose table this is
+        self.owner = owner  # the id of the module that has this table
         self.items: dict[Any, Expected] = {}
         self.absent: set[Any] = set()  # keys of a dict that were asked for and not there
         self.keys: tuple[Any, ...] | None = None  # all keys in order, where all items matter
@@ -188,14 +188,14 @@ class Reads:
     def __init__(self, given: Iterable[torch.Tensor] = ()) -> None:
         self.give(given)
         self.places: dict[int, ReadSite] = {}
-        self.made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
+        self.made_here: dict[int, torch.nn.Module] = {}  # made by the function: their attributes follow from the rest
         self._noted: set[tuple[int, str]] = set()
         self.shapes: dict[int, tuple[Any, type, Any]] = {}  # (weak reference, class, table) of objects
-        self.modules: dict[int, tuple[Any, type, dict[str, Any]]] = {}  # the same of modules
+        self.modules: dict[int, tuple[Any, type, dict[str, Any]]] = {}  # likewise for modules
         self.lifted: set[tuple[int, Any]] = set()  # places, by holder and key, that are arguments: they may vary
         self.class_attributes: dict[tuple[type, str], Any] = {}
-        self.stand_ins: dict[int, Any] = {}  # what stands in the state for the time of the run, and for what
-        self.unread: dict[int, bool] = {}  # containers only written to, and whether others may take their place
+        self.stand_ins: dict[int, Any] = {}  # stand-ins in the state during the run, and the objects behind them
+        self.unread: dict[int, bool] = {}  # containers only written to, and whether they may be replaced
 
     def give(self, given: Iterable[torch.Tensor]) -> None:
         """The arguments that the function also reaches by itself, and is given as they are."""
@@ -216,8 +216,9 @@ class Reads:
         if self.unread.get(id(value)):
             place.items[key] = Expected.of_type(value)
             return True
-        place.items[key] = Expected(value)
-        self.contents(value, place.path(key))
+        expected = place.items[key] = Expected(value)
+        if expected.kind != "equal" and _may_hold(type(value)):  # else the path would be written in vain
+            self.contents(value, place.path(key))
         return True
 
     def expect(self, holder: Any, before: Mapping[Any, Any]) -> None:
@@ -231,10 +232,8 @@ class Reads:
 
     def contents(self, value: Any, name: str) -> None:
         """Note the items of a container, or the answer of an object without attributes."""
-        if is_plain(value) or issubclass(type(value), (torch.Tensor, type, types.FunctionType)):
+        if is_plain(value) or not _may_hold(type(value)):
             return
-        if _is_only_module(type(value)):
-            return  # it is asked attribute by attribute
         if isinstance(value, tuple):
             for index, item in enumerate(stored(value)):
                 self.contents(item, f"{name}[{index}]")
@@ -307,10 +306,10 @@ class Reads:
         place = self.place(own, "dict", type(module).__name__, "attr", id(module))
         if name in own:
             value = own[name]
-            if name not in TABLES:  # a property of that name would hide it
+            if name not in TABLES:  # a property of that name would hide the attribute
                 self.class_attributes.setdefault((type(module), name), None)
             if is_stand_in(value):
-                return  # the function has written to it before
+                return  # the function wrote to it before
             if name in TABLES:
                 place.items.setdefault(name, Expected(value))
                 self._whole_table(module, value)
@@ -355,9 +354,13 @@ class Reads:
                 place.name = names[place.owner]
 
 
-def _is_only_module(cls: type) -> bool:
-    """Whether objects of a class are modules and neither containers nor of a further C type."""
-    return issubclass(cls, torch.nn.Module) and cls.__basicsize__ == torch.nn.Module.__basicsize__
+def _may_hold(cls: type) -> bool:
+    """Whether objects of a class may be containers, or tell their contents. A module is asked attribute by attribute,
+    unless it is a container or of a further C type.
+    """
+    if issubclass(cls, (types.FunctionType, type, torch.Tensor)):
+        return False
+    return not issubclass(cls, torch.nn.Module) or cls.__basicsize__ != torch.nn.Module.__basicsize__
 
 
 # -------------------------------------------------------------------- tables of modules

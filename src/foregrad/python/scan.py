@@ -25,7 +25,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -75,14 +75,14 @@ class Scan:
     `of_code()` comes last.
     """
 
-    def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Container[types.CodeType]) -> None:
+    def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Collection[Any]) -> None:
         """`entered`: the code that ran, and no other is opened."""
         self.reads, self.entered = reads, entered
         self.libraries = LibraryState(reads, weakref.proxy(self), entered)
         self.names: set[str] = set()
         self.probed: set[str] = set()  # names that code asks for without knowing whether they are there
         self.makes_up_names = False
-        self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and what their code names
+        self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and the names in their code
         self._functions: list[types.FunctionType] = []
         self._apart = frozenset(function.__code__ for function in apart)
         self._opened: set[types.CodeType] = set()
@@ -90,7 +90,7 @@ class Scan:
         self._objects: list[tuple[Any, str, int, set[str]]] = []  # (object or class, name, depth, names done)
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
         self._handed_on: dict[int, Any] = {}
-        self._under = NamesMet()  # what objects were last looked at under
+        self._under = NamesMet()  # the names under which objects were last looked at
         self._settled: dict[int, set[str]] = {}  # by the id of a namespace: globals that were looked at, modules apart
         self._class_tables: dict[type, ReadSite] = {}
         self._of_modules: set[type] = set()
@@ -102,7 +102,16 @@ class Scan:
 
     def function(self, value: Any, name: str = "") -> None:
         """Look at a callable that may run."""
-        if isinstance(value, (functools.partial, functools.partialmethod)):
+        if type(value) is types.FunctionType:
+            if not self._is_new(value) or is_disabled(value):
+                return
+            if _is_users(value):
+                self._functions.append(value)
+                return
+            if value.__closure__:
+                self._cells(value)  # a decorator of theirs around a function of the user's
+            self.function(getattr(value, "__wrapped__", None), name)
+        elif isinstance(value, (functools.partial, functools.partialmethod)):
             if self._is_new(value):
                 self._parts(value, name, ("func", "args", "keywords"))
                 if value.__dict__ and not is_of_operators(type(value)):
@@ -118,15 +127,6 @@ class Scan:
         elif isinstance(value, (functools.cached_property, functools.singledispatchmethod)):
             self.function(value.func, name)
             self.function(getattr(value, "dispatcher", None), name)
-        elif isinstance(value, types.FunctionType):
-            if not self._is_new(value) or is_disabled(value):
-                return
-            if _is_users(value):
-                self._functions.append(value)
-                return
-            if value.__closure__:
-                self._cells(value)  # a decorator of theirs around a function of the user's
-            self.function(getattr(value, "__wrapped__", None), name)
         elif hasattr(value, "__wrapped__"):
             self.visit(value.__wrapped__, name)
 
@@ -196,7 +196,7 @@ class Scan:
         return named
 
     def _open(self, function: types.FunctionType) -> None:
-        if function.__dict__:  # which other code may read
+        if function.__dict__:  # code elsewhere may read them
             self._objects.append((function, function.__name__, 0, set()))
         if function.__code__ not in self.entered:
             return
@@ -237,7 +237,7 @@ class Scan:
                 value = vars(builtins).get(name, ABSENT)
                 if value is ABSENT:
                     self.reads.place(vars(builtins), "dict", "builtins", "attr").lacks((name,))
-                elif not isinstance(value, _OF_BUILTINS):  # what the program has put there; a capture replaces `print`
+                elif not isinstance(value, _OF_BUILTINS):  # the program put it there; a capture replaces `print`
                     self.reads.add(self.reads.place(vars(builtins), "dict", "builtins", "attr"), name, value)
                     self.visit(value, name)
                 continue
@@ -263,7 +263,7 @@ class Scan:
                 value = ABSENT
             is_new = self.reads.add(place, "cell_contents", value)
             is_handed_on = code is not None and name in code.handed_on
-            if isinstance(value, types.ModuleType):  # of which each code names others
+            if isinstance(value, types.ModuleType):  # each code names further items of a module
                 self.libraries.named(value, frozenset() if code is None else code.others, self.probed)
             elif is_handed_on:
                 self._hand_on(value, name)
@@ -321,7 +321,7 @@ class Scan:
                         if type(key) not in (str, int):
                             self.visit(key, f"a key of {name}", depth)
                 if isinstance(value, collections.defaultdict):
-                    factory = functools.partial(_factory_of, value)
+                    factory = functools.partial(lambda table, _: table.default_factory, value)
                     self.reads.ask(factory, f"{name}.default_factory", factory)
                     self.visit(value.default_factory, f"{name}.default_factory", depth)
                 is_users = not is_of_library(type(value))
@@ -379,9 +379,9 @@ class Scan:
                 if is_array(value) and value.dtype.hasobject and value.size <= _MOST_ITEMS:
                     for item in value.ravel().tolist():
                         self.visit(item, f"{name}[...]", depth)
-                elif table_of(value) is None:  # what C calls, a key of `functools.cmp_to_key`
+                elif table_of(value) is None:  # C calls it: a key of `functools.cmp_to_key`
                     for held in gc.get_referents(value):
-                        if isinstance(held, _CODE):
+                        if isinstance(held, (types.FunctionType, types.MethodType)):
                             self.function(held, name)
             if hasattr(value, "__wrapped__"):
                 self.function(value, name)
@@ -406,9 +406,12 @@ class Scan:
             manager = vars(logger.manager)  # `logging.disable`
             self.reads.add(self.reads.place(manager, "dict", "logging", "attr"), "_disable", manager["_disable"])
             if logger is value or self._is_new(logger):
-                self._object(logger, f"logger {logger.name}", depth)  # what else the program names of it
+                self._object(logger, f"logger {logger.name}", depth)  # further attributes that the program names
         table = table_of(value)
         if type(table) is not dict or inside > _DEEPEST_IN_LIBRARY or not keeps_options(type(value)):
+            return
+        if isinstance(value, torch.optim.Optimizer):
+            self._objects.append((value, name, depth, set()))
             return
         place = self.reads.place(table, "dict", name, "attr")
         place.keys = tuple(table)
@@ -527,6 +530,8 @@ class Scan:
             elif type(table) is dict:
                 place = self.reads.place(table, "dict", type(value).__name__, "attr")
                 place.keys = tuple(table)
+            if isinstance(value, torch.optim.Optimizer) and not self.makes_up_names:
+                return names | self.libraries.options_of_optimizer(table, under.names)
             return names.union(table)
         return names | under.names.intersection(table)
 
@@ -537,7 +542,7 @@ class Scan:
         if table is not None and attribute in table and not isinstance(value, threading.local):
             place = self.reads.place(table, "dict", name, "attr")
             item = table[attribute]
-            for base in type(value).__mro__:  # a property of that name would hide it
+            for base in type(value).__mro__:  # a property of that name would hide the attribute
                 if not is_of_library(base) and attribute not in base.__dict__:
                     self._class_table(base).lacks((attribute,))
         else:
@@ -572,7 +577,7 @@ class Scan:
 LOOKS_UP = (torch.Tensor.__hash__.__code__, torch.utils.weak.WeakIdRef.__hash__.__code__)  # tensors in dicts and sets
 _OF_ENUMS = {"_member_map_", "_value2member_map_"}
 _NAMES = {"__module__", "__name__", "__qualname__"}
-_GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # what code with these names may ask a class for: anything
+_GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # code with these names may ask a class for any attribute
 
 
 def _all(get: Callable[[Any], Any], values: list[Any]) -> tuple[Any, ...]:
@@ -591,11 +596,6 @@ def _names_in_own(value: threading.local, _: Any) -> frozenset[str]:
     return frozenset(vars(value))
 
 
-def _factory_of(table: Any, _: Any) -> Any:
-    return table.default_factory
-
-
-_CODE = (types.FunctionType, types.MethodType)
 _OPTIONS = (types.FunctionType, bool, int, float, str, type(None))
 _OF_BUILTINS = (types.BuiltinFunctionType, types.FunctionType, type)
 

@@ -19,14 +19,14 @@ from ..frontend.source import ABSENT, table_of
 from ..frontend.tree import LEAF, Tree, is_as_opened, open_container
 from ..graph.attempts import attempts
 from ..identity import ById, IdSet
-from ..tracing.tape.again import BackwardChangesError
+from ..tracing.tape.again import AdditionsFound, BackwardChangesError
 from ..tracing.tape.collection import Newborns
 from ..tracing.tape.tape import Learned
 from . import holders as kinds
 from .draw_patches import stand_in_for
 from .effects import OfArgument, PythonWrite, SetAttribute
 from .holders import Holder, kind_of, left_in_cache
-from .journals import Identity, Journals, UntouchedIterator, grows, replaced
+from .journals import Identity, Journals, Notes, UntouchedIterator, grows, replaced
 from .lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from .observed import Observed
 from .opaque import is_generator_of_numpy, results_of
@@ -35,7 +35,7 @@ from .program_state import ProgramState
 from .reads import Reads
 from .writes import MadeValues, PythonWrites
 
-_Named = tuple[list[Any], list[str]]  # values, and what people call them
+_Named = tuple[list[Any], list[str]]  # values, and the words that people call them by
 
 
 class PythonState:
@@ -60,17 +60,17 @@ class PythonState:
         self.given, self.before = given, before
         self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
         self.containers = learned.containers  # see `Learned`: more become known
-        self.journals = Journals(self.before, self._only_written())
+        self.journals = Journals(self.before, self._only_written(), given.unread.values())
         self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
         reads.unread.update((id(value), False) for value, _ in call.containers if given.is_own(value, before))
         self.writes: tuple[PythonWrite, ...] = ()
         self.spec: Tree = LEAF
         self._changed: list[Holder] = []  # by the run
-        self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
+        self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, the object before, its stand-in)
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: ById[torch.nn.Module, list[Holder]] = ById()
-        self.given_back: ById[Any, Holder | None] = ById()  # what the run made, in what it returns or leaves
+        self.given_back: ById[Any, Holder | None] = ById()  # objects that the run made and returns or leaves
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
     def put_stand_ins(self, where: Callable[[], str]) -> None:
@@ -89,7 +89,7 @@ class PythonState:
         for holder, key, value in drawing:
             key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
             if holder is None or holder.kind is kinds.PASSAGE or dict(holder.items()).get(key) is not value:
-                if not is_generator_of_numpy(value):  # of which it shows that they were drawn from
+                if not is_generator_of_numpy(value):  # the generator's state shows these draws
                     self._refuse_drawing(value.__name__)
                 continue
             stand_in: Any = stand_in_for(value)
@@ -187,13 +187,14 @@ class PythonState:
                 f"`{self.name}` leaves a tensor that it made in {stray}, where nobody looks. Keep it in a module "
                 "that the function reaches, or return it."
             )
-        self.given.check_closed(self.name)  # which are made anew for each run
+        self.given.check_closed(self.name)  # its files are made anew for each run
         self._changed = _written(self.own.changed(), self.before, self.call.function)
         has_changed = bool(self._changed) or any(True for _ in self.journals.calls())
         _check_caches(self.name, self.before, self.call, has_changed=has_changed)
         found: set[Identity] = set()
         for holder in self._changed:
             if self.made.is_argument(holder):
+                self.given.may_not_read(holder)
                 continue
             places = self.before.references_to(holder.target) if grows(holder) else []
             found.update((id(parent.target), key) for parent, key in places)
@@ -215,6 +216,7 @@ class PythonState:
 
     def forget_journals(self) -> None:
         """The containers behind journals matter to the function."""
+        self.given.reads([notes for notes, _ in self.journals.made if notes.is_read])
         self.containers.update(dict.fromkeys(self._only_written(), True))
 
     def outputs(self, result: Any, unwrap: Unwrap, more: _Named) -> tuple[list[Any], list[str], Tree]:
@@ -257,7 +259,7 @@ class PythonState:
             holder.put_back(None)
         for holder in written:
             self.own.undo(holder)
-        forget_written(self.reads, self.before, self.own.read)  # some hold again what they held: these were no changes
+        forget_written(self.reads, self.before, self.own.read)  # places with the value from before have no change
         for holder in written:
             if holder.kind is kinds.CLASS:  # who reads its attributes by way of `type(self)` is not seen
                 place = self.reads.place(holder.place, "dict", holder.target.__name__, "attr")
@@ -417,14 +419,18 @@ class RunArguments:
     def __init__(self, call: FlatCall, leaves: list[Any], arguments: Callable[..., Any]) -> None:
         self.call = call
         self.leaves = leaves
-        made: dict[int, Any] = {}
-        self.args, self.kwargs = arguments(leaves, made)
         paths = [path for _, path in call.containers]
-        arrays = {node.number for _, node in call.tree.walk("") if node.kind == "array"}  # which nothing is written to
+        unread = [node.number for _, node in call.tree.walk("") if node.kind == "unread"]
+        self.unread = {number: Notes(*call.containers[number]) for number in unread}
+        made: dict[int, Any] = {number: notes.stand_in for number, notes in self.unread.items()}
+        self.args, self.kwargs = arguments(leaves, made)
+        arrays = {node.number for _, node in call.tree.walk("") if node.kind == "array"}  # nothing writes to these
         self.named = [(value, paths[number]) for number, value in made.items() if number not in arrays]
         self.of_argument: ById[Any, OfArgument] = ById()
         for number, value in made.items():
-            self.of_argument[value] = OfArgument(number, type(value))
+            self.of_argument[value] = OfArgument(
+                number, type(call.containers[number][0] if number in unread else value)
+            )
             if type(table := table_of(value)) is dict:
                 self.of_argument[table] = OfArgument(number, type(value), attributes=True)
         states = call.tree.children[0].children[: times_lifted(call.function)]
@@ -433,6 +439,19 @@ class RunArguments:
         # Writes to registered pytrees and dataclasses are refused, not replayed.
         closed = [node.number for _, node in call.tree.walk("") if node.kind in ("registered", "dataclass")]
         self._closed = [(made[n], open_container(made[n]), paths[n]) for n in closed if n in made]
+
+    def may_not_read(self, holder: Holder) -> None:
+        """A container was added to. Capture again where it is not known whether the call reads it."""
+        container, path = self.call.containers[self.of_argument[holder.target].number]
+        known, place = self.call.unread, (path, type(container))
+        if known is not None and place not in known and container not in self._of_state and grows(holder):
+            raise AdditionsFound({place: False})
+
+    def reads(self, notes: list[Notes]) -> None:
+        """A run has read containers that it was only to add to: some of the `notes`, or any without notes."""
+        own = [one for one in self.unread.values() if one in notes or not notes]
+        if own:
+            raise AdditionsFound({(one.path, type(one.real)): True for one in own})
 
     def check_closed(self, name: str) -> None:
         """Containers that are no lists, dicts or plain objects are as they were."""

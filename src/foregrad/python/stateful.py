@@ -94,7 +94,7 @@ def render_stateful(
         target = bind("holder", place.target)
         if place.kind == "item":
             base = dict if isinstance(place.target, dict) else list
-            is_base = type(place.target) is base  # a class of the program's may give another item
+            is_base = type(place.target) is base  # a class of the program's may give a different item
             get = "" if is_base else f"{bind('get', base.__getitem__)}({target}, {bind('key', place.key)})"
             reads.append(get or item(target, place.key, bind))
         else:

@@ -13,6 +13,7 @@ import dataclasses
 import dis
 import functools
 import logging
+import operator
 import re
 import secrets
 import sys
@@ -20,7 +21,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ..house import is_program_module
-from .effects import Piece
+from .effects import Piece, Text
 
 Site = tuple[CodeType, int]
 """A call in code, by its offset."""
@@ -32,7 +33,7 @@ _CALLS = {"CALL": 2, "CALL_KW": 3, "CALL_METHOD": 2, "CALL_FUNCTION": 1, "CALL_F
 _IDLE = {"NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL", "KW_NAMES"}
 _OF_ONE = {"FORMAT_SIMPLE", "CONVERT_VALUE", "UNARY_NEGATIVE", "UNARY_NOT", "UNARY_INVERT", "LOAD_ATTR"}
 _OF_TWO = {"FORMAT_WITH_SPEC", "BINARY_SUBSCR", "COMPARE_OP"}
-_BUILDS = {"BUILD_STRING": 1, "BUILD_TUPLE": 1, "BUILD_LIST": 1, "BUILD_SET": 1, "BUILD_MAP": 2}
+_BUILDS = {"BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_CONST_KEY_MAP"}
 _HAS_NULLS = sys.version_info >= (3, 11)
 _HAS_METHODS = sys.version_info >= (3, 12)
 
@@ -66,16 +67,26 @@ class Texts:
         self._open[mark] = _Mark(frame, (frame.f_code, offset), (conversion, spec), number)
         return mark
 
-    def take(self, frame: FrameType | None, text: str) -> list[Any]:
-        """`text`, a literal between two pieces with their numbers, if all marks in it are of the call that the frame is
-        in; else the text alone. `frame`: of the call, or of a function of `logging` that it calls.
+    def take(self, frame: FrameType | None, value: Any) -> Any:
+        """A text as a `Text`, if all marks in it are of the call that the frame is in; else the value itself. `frame`:
+        of the call, or of a function of `logging` that it calls.
         """
-        parts: list[Any] = _MARKS.split(text)
-        if len(parts) == 1 or not all(self._is_here(mark, frame) for mark in parts[1::2]):
-            return [text]
+        parts: list[Any] = _MARKS.split(value) if self._open and type(value) is str else []
+        if len(parts) < 2 or not all(self._is_here(mark, frame) for mark in parts[1::2]):
+            return value
         marks = [self._open.pop(mark) for mark in parts[1::2]]
         parts[1::2] = [(mark.piece, mark.number) for mark in marks]
-        return parts
+        return Text.later(parts)
+
+    def take_inside(self, frame: FrameType | None, value: Any) -> Any:
+        """`take` through containers: they are the call's own where marks are inside."""
+        if not self._open or type(value) not in (list, tuple, dict):
+            return self.take(frame, value)
+        items = value.values() if type(value) is dict else value
+        taken = [self.take_inside(frame, item) for item in items]
+        if all(map(operator.is_, items, taken)):
+            return value
+        return dict(zip(value, taken, strict=True)) if type(value) is dict else type(value)(taken)
 
     def drop(self, frame: FrameType) -> None:
         """A logger that is called there drops the text."""
@@ -138,13 +149,13 @@ def _is_format_of_literal(steps: list[dis.Instruction], index: int) -> bool:
 
 def _taker(steps: list[dis.Instruction], index: int, *, is_callee: bool = False) -> tuple[int, bool] | None:
     """(The call that takes the topmost value after an instruction, whether it calls that value); None where another
-    instruction takes it, or may. In a longer text it is still whole.
+    instruction takes it, or may. In a longer text, and in a container made there, it is still whole.
     """
     above = 0
     for at in range(index + 1, len(steps)):
         name, arg = steps[at].opname, steps[at].arg or 0
         if not is_callee:
-            if name == "BUILD_STRING" and above < arg:
+            if name in _BUILDS and above < _built_of(name, arg):
                 above = 0
                 continue
             if above == 0 and (name == "FORMAT_SIMPLE" or (name == "FORMAT_VALUE" and arg == 0)):
@@ -159,6 +170,10 @@ def _taker(steps: list[dis.Instruction], index: int, *, is_callee: bool = False)
     return None
 
 
+def _built_of(name: str, arg: int) -> int:
+    return arg * (1 + (name == "BUILD_MAP")) + (name == "BUILD_CONST_KEY_MAP")
+
+
 def _effect(name: str, arg: int) -> tuple[int, int] | None:
     """(How many values an instruction takes from the stack, how many it puts there); None: not known, or a jump."""
     if name in _IDLE:
@@ -166,7 +181,7 @@ def _effect(name: str, arg: int) -> tuple[int, int] | None:
     if name in _CALLS:
         return arg + _CALLS[name], 1
     if name in _BUILDS:
-        return arg * _BUILDS[name], 1
+        return _built_of(name, arg), 1
     if name == "FORMAT_VALUE":
         return (2, 1) if arg & 4 else (1, 1)
     if name == "LOAD_METHOD":

@@ -72,7 +72,7 @@ class Watch:
         self.tables = list(tensors)
         self.hook_tables: list[dict[int, Any]] = []
         self.places = list(reads.places.values())
-        # A table of which no item is guarded may be replaced.
+        # A table without guarded items may be replaced.
         self.shapes = [
             (reference, cls, table if id(table) in reads.places else None)
             for reference, cls, table in reads.shapes.values()
@@ -214,7 +214,7 @@ class Watch:
             found.setdefault(id(place.look(key)), number)
             for number, (place, key) in enumerate(self.compared, len(self.held))
         ]
-        self.first_index.update(found)  # another thread may look into it now
+        self.first_index.update(found)  # a second thread may be reading the index now
         for gone in self.first_index.keys() - found.keys():
             self.first_index.pop(gone, None)
         return positions
@@ -382,7 +382,7 @@ def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]], ke
         fast = _and_lacking(fast, lacking)
     if not slow:
         return fast
-    # For some of these a quicker test can show that nothing differs.
+    # A quicker test can show for some of these that nothing differs.
     quick = [_quick_look(place) for place in slow]
     looks = [(place, look) for place, look in zip(slow, quick, strict=True) if look is not None]
     others = [place for place, look in zip(slow, quick, strict=True) if look is None]
@@ -399,7 +399,7 @@ def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]], ke
 
 
 def _and_in_order(check: Check, ordered: list[tuple[dict[Any, Any], list[Any]]]) -> Check:
-    if all(type(key) is str for _, keys in ordered for key in keys):  # no key of another type equals a str
+    if all(type(key) is str for _, keys in ordered for key in keys):  # only a str equals a str
         return lambda objects: check(objects) and all(list(table) == keys for table, keys in ordered)
     expected = [(table, tuple(keys)) for table, keys in ordered]
     return lambda objects: check(objects) and all(same_value(tuple(table), keys) for table, keys in expected)
@@ -498,7 +498,7 @@ def _render_place(tree: CheckTree, index: int, place: ReadSite, kept: set[tuple[
         if expected.kind == "tensor":
             tree.type_is(item, expected.value)
             if place.volatile < _PATIENCE or (id(holder), key) in kept:
-                tree.is_(item, now)  # another object fails here and is compared in Python
+                tree.is_(item, now)  # a different object fails here and is compared in Python
         elif expected.kind == "type":
             tree.type_is(item, expected.value)
         elif expected.kind == "equal" and _is_simple(now):
@@ -516,7 +516,7 @@ def _has_holes(place: ReadSite) -> bool:
 def _is_simple(value: Any) -> bool:
     """Whether equal values of the type are interchangeable."""
     if type(value) is float:
-        return value not in (0.0, value + 1.0)  # not zero, which has two signs, nor NaN or infinite
+        return value not in (0.0, value + 1.0)  # neither zero (it has two signs) nor NaN nor infinite
     return value is None or type(value) in (int, bool, str, bytes, torch.dtype, torch.device)
 
 

@@ -44,7 +44,9 @@ from .program_state import ProgramState
 
 
 class GrowingError(UnsupportedSideEffectError):
-    """A run changed how many items a `container` has that it reads. A window does so until it is full."""
+    """A run changed how many items a `container` has that it reads. A window does so until it is full; None: it is not
+    worth another capture then.
+    """
 
     def __init__(self, message: str, container: Any) -> None:
         super().__init__(message)
@@ -98,7 +100,7 @@ class PythonWrites:
         now, before = holder.kind.read(holder.target), holder.before
         kept = [key for key in before if key in now]
         in_place = [*kept, *(key for key in now if key not in before)]
-        # Items that were taken out and put in again are last: those behind the first of them are written anew.
+        # Items that were taken out and put in again are last: all items behind the first such item are written anew.
         same = next((i for i, (a, b) in enumerate(zip(in_place, now, strict=True)) if a is not b), len(now))
         moved = set(list(now)[same:])
         gone = [key for key in before if key not in now or key in moved]
@@ -227,7 +229,7 @@ class PythonWrites:
             return _is_number(now)
         if before is now or type(before) is not type(now) or is_plain(before) or isinstance(before, torch.Tensor):
             return False
-        if (holder := self._holders.get(before)) is not None:  # the run has written to it
+        if (holder := self._holders.get(before)) is not None:  # the run wrote to it
             before, now = holder.before, holder.kind.read(now)
         (leaves, tree), (_, other) = flatten(before), flatten(now)
         return tree.kind != "leaf" and tree == other and all(map(is_leaf, leaves))
@@ -242,10 +244,11 @@ class PythonWrites:
         is_fill = not holder.before or holder.kind is kinds.DICT or any(map(_has_tensors, written))
         if is_bounded or (self.fills_caches and is_fill):
             self._refuse_fill(holder.name())
+        remedy = remedy_at(holder.name(), own := "Return the added items, or add them outside.")
         raise GrowingError(
             f"`{self.name}` changes the number of items in {holder.name() or 'a container'} in this call; a compiled "
-            f"call would not repeat this. {remedy_at(holder.name(), 'Return the added items, or add them outside.')}",
-            holder.target,
+            f"call would not repeat this. {remedy}",
+            holder.target if remedy is own else None,  # PyTorch's own is as long to capture once it is full
         )
 
     def _refuse_fill(self, path: str) -> None:
@@ -296,10 +299,10 @@ def attribute_set_error(name: str, attribute: str) -> UnsupportedSideEffectError
 
 
 # -------------------------------------------------------------------- made values
-# What a call gives back and leaves behind, as values that each call can make anew.
+# Values that a call returns or leaves behind, in a form that each call can make anew.
 #
-# These are tensors, numbers, constants, and fresh containers and plain objects of these, as often as they are met. What
-# was there before the call stays that very object; what the call is given is that of each call.
+# These are tensors, numbers, constants, and fresh containers and plain objects of these, as often as they are met. An
+# object from before the call stays the very object; an argument is each call's own argument.
 
 
 _REMEDIES = {  # for classes of PyTorch's, by a part of the place's name: their code is not the user's

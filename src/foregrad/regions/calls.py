@@ -218,7 +218,7 @@ class Ran:
     outputs: list[torch.Tensor]
     rest: Any
     leaves: list[torch.Tensor]
-    views: list[list[int]]  # the arguments with the same memory and sizes, by result
+    views: list[list[int]]  # the arguments that share memory and sizes with a result, by result
     memory: frozenset[int]
     left: str  # see `Region.call`
 
@@ -240,7 +240,7 @@ class _Kept(bytearray):
 
     region: Region
     outputs: list[Any]
-    absent: list[Any]  # edges like `outputs`, whose gradient is an absent one
+    absent: list[Any]  # edges like `outputs`, with an absent gradient
     inputs: list[torch.Tensor | None]
 
 
@@ -396,7 +396,7 @@ def run_region(region: Region, inputs: Sequence[torch.Tensor]) -> Ran:
     earlier = None if journal is None else journal.next(region, inputs)
     if earlier is not None:
         return earlier
-    _thread.journal = None  # compiled functions that the region calls are none of this call's
+    _thread.journal = None  # compiled functions that the region calls are not part of this call
     generators = default_generators({torch.device("cpu"), *(t.device for t in inputs)})
     before = [generator.get_state() for generator in generators] if journal is not None else []
     try:

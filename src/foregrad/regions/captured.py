@@ -64,7 +64,7 @@ class _Watch(ThreadDispatchMode):
         self.used: dict[int, torch.Tensor] = {}
         self.written: dict[int, torch.Tensor] = {}
         self.uses_stand_in = False
-        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []  # what was written to, and what was in it
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []  # the tensors written to, and their values before
 
     def undo(self) -> None:
         """Undo the writes."""
@@ -146,7 +146,7 @@ class EagerRegions(Aspect):
                 "compiled call would pass a copy. Pass the items and use the result, or pass an object that holds "
                 "the container."
             )
-        with without_torch_functions():  # of which the lifting would see the region's own tensors
+        with without_torch_functions():  # the lifting would see the region's own tensors
             leaves = [recorder.adopt(leaf) for leaf in ran.leaves]
             inputs = [*tensors, *leaves]
             _describe(region, ran, inputs)
@@ -189,7 +189,7 @@ class EagerRegions(Aspect):
         if journal is not None:
             journal.undo.append(watch.undo)
         as_it_is: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if not isinstance(region.function, PythonCall):  # which looks at no state of Python's
+        if not isinstance(region.function, PythonCall):  # a `PythonCall` looks at no state of Python's
             who = f"the eager region `{region.name}` called at {region.where}"
             as_it_is = self.host.state.as_it_is(region.name, who)
         with (
@@ -361,7 +361,7 @@ def _describe(region: Region, ran: Ran, inputs: Sequence[torch.Tensor]) -> None:
     region.layouts = tuple(map(layout_of, ran.outputs))
     region.requires_grad = tuple(output.requires_grad for output in ran.outputs)
     region.rest = ran.rest
-    is_of_class = isinstance(getattr(region.function, "owner", None), type)  # which gives the view a history of its own
+    is_of_class = isinstance(getattr(region.function, "owner", None), type)  # a Function gives the view its own history
     whole = [next((at for at in found if at not in (region.written or ())), None) for found in ran.views]
     region.views = tuple([at if is_of_class else None for at in whole])
     region.reached = tuple(reached_from(output, starts) if output.requires_grad else () for output in ran.outputs)
@@ -409,7 +409,7 @@ class Arguments:
         made: list[Any] = []
         given = self._build(iter(tensors), made)
         before = list(map(_opened, made))
-        result = _called(function, *given)  # held until the end: a container that is in it counts as kept
+        result = _called(function, *given)  # held until the end: a container in the result counts as kept
         values, rest = take_apart(result, tensors)
         if not all(map(is_as_opened, made, before)):
             return values, rest, "changes"

@@ -25,6 +25,7 @@ from ..errors import (
     UnsupportedSideEffectError,
     UnsupportedTensorError,
 )
+from ..frontend.answers import PlacesRead
 from ..graph.call_effects import CallPlace, EffectTarget, EffectWriter, TensorEffect
 from ..graph.calls import CALL
 from ..graph.signature import Handle, OutputInfo
@@ -34,7 +35,6 @@ from ..python.code import names_of
 from ..python.libraries import is_of_library
 from ..python.objects import CALLED_BY_AUTOGRAD
 from ..python.output import ProgramOutput
-from ..python.reads import Reads
 from ..tracing.aspect import Aspect, Settled
 from ..tracing.effects.analysis import Analysis
 from ..tracing.heap.recording import Host
@@ -50,9 +50,9 @@ from .hook_calls import GradientHook
 from .read_in_backwards import function_of, holds_state, reads_state
 
 # -------------------------------------------------------------------- custom Functions
-# Custom autograd Functions of the user's that no graph can hold: they run as eager regions, their backwards too. What
-# such a Function does in Python then happens as it does in eager: it hands tensors to NumPy, reads the value of a
-# gradient, counts its backwards or keeps what came by.
+# Custom autograd Functions of the user's that no graph can hold: they run as eager regions, their backwards too. The
+# Function's Python then runs as in eager: it hands tensors to NumPy, reads the value of a gradient, counts its
+# backwards or keeps what came by.
 
 
 class CustomFunctions(Aspect):
@@ -60,7 +60,7 @@ class CustomFunctions(Aspect):
     whether there may be any.
     """
 
-    def __init__(self, host: Host, regions: set[Any], reads: Reads, *, may_run: bool) -> None:
+    def __init__(self, host: Host, regions: set[Any], reads: PlacesRead, *, may_run: bool) -> None:
         self.host, self.regions, self.reads, self.may_run = host, regions, reads, may_run
         self._applied: dict[Any, None] = {}
         self._contexts: list[tuple[Any, dict[str, Any]]] = []
@@ -74,7 +74,7 @@ class CustomFunctions(Aspect):
                     if any(_backward(other) is _backward(cls) for other in self.regions):  # each run makes one
                         raise _held_in(cls, "an object that was there before")
                     self.regions.add(cls)
-                    raise CaptureAgain  # what it looks at is not looked at before
+                    raise CaptureAgain  # the next run looks at its state before
             if cls not in self._applied:
                 self.reads.class_attributes |= dict.fromkeys((cls, name) for name in CALLED_BY_AUTOGRAD)
             self._applied[cls] = None
@@ -120,7 +120,7 @@ class CustomFunctions(Aspect):
         if not (self.may_run and isinstance(error, UnsupportedError)) or isinstance(error, UnsupportedMutationError):
             return False
         refused = [*codes_on_the_way(error)]
-        is_any = isinstance(error, BackwardChangesError)  # of which it is not known
+        is_any = isinstance(error, BackwardChangesError)  # the error does not name the Function
         found = {cls for cls in self._applied if is_any or _backward(cls) in refused}
         found.difference_update(differentiated_twice)
         is_news = not found <= self.regions
@@ -213,7 +213,7 @@ class EagerHooks(Aspect):
         self._met[key] = hook
         if key not in self.learned and reads_state(hook, self.host.met):
             self.learned[key] = _function(hook)
-            raise CaptureAgain  # what it looks at is not looked at before
+            raise CaptureAgain  # the next run looks at its state before
         return key in self.learned
 
     def warns(self, frame: types.FrameType, message: str) -> bool:
@@ -250,7 +250,7 @@ class EagerHooks(Aspect):
         if not isinstance(error, UnsupportedError) or isinstance(error, UnsupportedMutationError):
             return False
         refused = [*codes_on_the_way(error)]
-        is_any = isinstance(error, BackwardChangesError)  # of which it is not known
+        is_any = isinstance(error, BackwardChangesError)  # the error does not name the hook
         found = {key: hook for key, hook in self._met.items() if key not in self.learned and (is_any or key in refused)}
         self.learned |= {key: _function(hook) for key, hook in found.items()}
         return bool(found)
@@ -326,13 +326,13 @@ class _HookCall:
 # -------------------------------------------------------------------- result hooks
 # Hooks that a function puts on its own tensors and that are still there when it returns these.
 #
-# In eager such a hook runs before whatever the caller does with the gradient of that result: `.grad`, a later hook,
-# `torch.autograd.grad` by it. Traced into the backward, it would run after. So where a hook needs nothing of the run,
-# each call puts it on the real result. Where it does, the hook is traced, and the gradient of that result can not be
-# watched.
+# In eager such a hook runs before the caller's use of the result's gradient: `.grad`, a later hook,
+# `torch.autograd.grad` by the result. A hook traced into the backward would run after. So a hook that needs nothing of
+# the run is put on the real result by each call. A hook that needs the run is traced, and then the result's gradient
+# can not be watched.
 #
-# A hook on a node (`y.grad_fn.register_hook`) is traced with the backward. One that the backward does not come to is on
-# the node of a view that is returned, which each call takes anew of what it is a view of, or on that of a leaf.
+# A hook on a node (`y.grad_fn.register_hook`) is traced with the backward. A hook that the backward does not reach is
+# on the node of a returned view (each call takes the view anew of its base), or on a leaf's node.
 
 
 _PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.layout, types.ModuleType)

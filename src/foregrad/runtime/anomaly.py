@@ -23,11 +23,11 @@ from .compiled import Compiled
 from .release import saved_in_part
 
 
-def watched(backward: Callable[..., Any], compiled: Compiled) -> Callable[..., Any]:
+def watched(backward: Callable[..., object], compiled: Compiled) -> Callable[..., object]:
     """`backward(ctx, *tangents)` with a check of its gradients; called by `backward` while `is_anomaly_enabled`."""
     running = weakref.ref(backward)  # it holds this function among its globals
 
-    def watched_backward(ctx: Any, *tangents: Any) -> Any:
+    def watched_backward(ctx: object, *tangents: object) -> object:
         backward = running()
         assert isinstance(backward, FunctionType)
         plain = FunctionType(backward.__code__, {**backward.__globals__, "is_anomaly_enabled": _never})
@@ -48,13 +48,15 @@ def _never() -> bool:
     return False
 
 
-def _is_nan(value: Any) -> bool:
+def _is_nan(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return False
     return bool(value.isnan().any().item())
 
 
-def _raise(compiled: Compiled, number: int, saved: Sequence[Any], tangents: Sequence[Any], live: Sequence[Any]) -> None:
+def _raise(
+    compiled: Compiled, number: int, saved: Sequence[object], tangents: Sequence[object], live: Sequence[object]
+) -> None:
     joint = compiled.partitioned.joint
     node = _first_nan(compiled, saved, tangents, live)
     message = f"Function 'CompiledFunctionBackward' returned nan values in its {number}th output: the gradient of "
@@ -72,12 +74,12 @@ def _slot(compiled: Compiled, number: int) -> str:
 
 
 def _first_nan(
-    compiled: Compiled, saved: Sequence[Any], tangents: Sequence[Any], live: Sequence[Any]
+    compiled: Compiled, saved: Sequence[object], tangents: Sequence[Any], live: Sequence[object]
 ) -> fx.Node | None:
     """The first node on the tangents' paths that gives nan; None if it can't be found."""
     partitioned = compiled.partitioned
     if any(value is None for value in saved):
-        return None  # freed by a backward of another part
+        return None  # a backward of another part freed it
     inputs = []
     for tangent, spec in zip(tangents, partitioned.joint.signature.gradients.tangent_specs, strict=True):
         if tangent is not None:

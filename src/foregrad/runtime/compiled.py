@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._torch import memory
+from ..config import Config
 from ..graph.joint import Partitioned
 from ..graph.tangents import BackwardCase
 
@@ -37,7 +38,8 @@ class Compiled:
     the capture, so the casts are in the graphs. `needs_grad_mode`: the function turned gradients on by itself.
     `make_derived(case, at_hand)` captures and compiles the backward for a case as a function; decisions on values are
     taken with the values `at_hand`. None: nothing was kept for a derivative. `hooked`: the function puts hooks on its
-    own tensors. `native`: calls may use the C++ part, if it was built.
+    own tensors. `native`: calls may use the C++ part, if it was built. `path_limit`: the number of a derivative's
+    graphs, for outcomes of its branches or kinds of incoming gradients.
     """
 
     partitioned: Partitioned
@@ -49,6 +51,7 @@ class Compiled:
     make_derived: Callable[[BackwardCase, AtHand], Derived] | None = None
     native: bool = False
     hooked: bool = False
+    path_limit: int = Config.path_limit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,12 +69,12 @@ class Derived:
 # -------------------------------------------------------------------- donated inputs
 # Calls of a backward that overwrites its donated inputs.
 #
-# The forward made those tensors for the backward alone, and yet other owners are possible: a retained graph, a hook
-# on saved tensors, a reader of the node's attributes, another thread. Then a backward that overwrites nothing is
+# The forward made those tensors for the backward alone, and yet other owners are possible: a retained graph, a hook on
+# saved tensors, a reader of the node's attributes, another thread. In these cases a backward that overwrites nothing is
 # called.
 
 
-def owned_among(positions: tuple[int, ...], values: list[Any]) -> tuple[int, ...]:
+def owned_among(positions: tuple[int, ...], values: list[object]) -> tuple[int, ...]:
     """Positions of buffers in `values` without another owner.
 
     Checked in the first call only: a buffer with another owner has one in later calls too, as a rule: the graph is
@@ -85,7 +88,7 @@ def overwriting(backward: Boxed, positions: tuple[int, ...], make_careful: Calla
     """`backward`, which writes into its inputs at `positions`, if nobody else owns them; else the careful backward."""
     owned = memory.owned()
 
-    def choose(values: list[Any]) -> list[Any]:
+    def choose(values: list[object]) -> list[object]:
         if owned(values, positions):
             return backward(values)
         return make_careful()(values)

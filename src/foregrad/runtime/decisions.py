@@ -20,7 +20,7 @@ from ..graph.source import call_keywords, literal, shown
 from ..interrupts import is_interrupt
 from .lines import LineWriter, op_name
 
-Bind = Callable[[str, Any], str]
+Bind = Callable[[str, object], str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ def generator_lines(generators: Sequence[torch.Generator], bind: Bind) -> tuple[
     return save, undo
 
 
-def open_sizes(signature: Signature, outputs: list[str]) -> dict[Any, str]:
+def open_sizes(signature: Signature, outputs: list[str]) -> dict[object, str]:
     """The variables of the symbolic sizes that the graph itself computes."""
     return {info.symbol: outputs[info.output] for info in signature.stops.decisions if info.symbol is not None}
 
 
-def range_text(table: Any, symbol: Any, variable: str) -> str:
+def range_text(table: Any, symbol: object, variable: str) -> str:
     """The condition that a symbol has a value that the graph serves."""
     low, high = table.limits(symbol)
     if low == high:
@@ -140,7 +140,7 @@ def _differs(name: str, info: DecisionInfo, bind: Bind) -> str:
     return f"{bind('differs', _differ)}({text}, {bind('decided', value)})"
 
 
-def _differ(value: Any, decided: Any) -> bool:
+def _differ(value: Any, decided: object) -> bool:
     """Whether two numbers differ in their bits: NaN equals itself and -0.0 is not 0.0."""
     if isinstance(decided, complex):
         return _differ(value.real, decided.real) or _differ(value.imag, decided.imag)
@@ -155,7 +155,7 @@ def _differ(value: Any, decided: Any) -> bool:
 # Operators without results, run on values that a graph computed.
 
 
-def passes(check: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+def passes(check: Callable[..., object], *args: object, **kwargs: object) -> bool:
     """Whether a check does not raise."""
     try:
         check(*args, **kwargs)
@@ -167,7 +167,7 @@ def passes(check: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
 def check_arguments(writer: LineWriter, check: CheckInfo, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
     """The arguments of a check, as text."""
 
-    def text(value: Any) -> str:
+    def text(value: object) -> str:
         if isinstance(value, Given):
             return inputs[value.input]
         if isinstance(value, Result):

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 Node = Callable[[Compiled, list[int]], Any]
 
-_MOST_PATHS = 16  # of one derivative, for different outcomes of its decisions
-
 
 def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
     """The inputs with a history in no saved tensor. Parameters too: `functional_call` replaces them."""
@@ -68,7 +66,7 @@ def differentiable_backward(
 
 def stopping_backward(
     compiled: Compiled, taken: list[int], make_node: Node, release: Release
-) -> Callable[[Any, Sequence[Any], tuple[int, ...], bool], tuple[Sequence[Any], Sequence[Any]]] | None:
+) -> Callable[[object, Sequence[Any], tuple[int, ...], bool], tuple[Sequence[object], Sequence[object]]] | None:
     """`run(ctx, tangents, stops, needed)`: the gradients of the outputs at `stops`, where gradients end, and of the
     inputs, if `needed`. Saved tensors are kept.
     """
@@ -76,7 +74,7 @@ def stopping_backward(
         return None
     derivatives = _Derivatives(compiled, taken, make_node, release)
 
-    def run(ctx: Any, tangents: Sequence[Any], stops: tuple[int, ...], needed: bool) -> Any:
+    def run(ctx: object, tangents: Sequence[Any], stops: tuple[int, ...], needed: bool) -> Any:
         create_graph = torch.is_grad_enabled()
         kind = VARIABLE if create_graph else CONSTANT
         pattern = tuple(ABSENT if t is None else kind if t.requires_grad else CONSTANT for t in tangents)
@@ -94,7 +92,7 @@ class _Differentiable:
         self.taken, self.derivatives, self.name = taken, derivatives, compiled.partitioned.joint.name
         self.hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
 
-    def __call__(self, ctx: Any, *tangents: Any, kinds: tuple[TangentKind, ...] = ()) -> Any:
+    def __call__(self, ctx: object, *tangents: Any, kinds: tuple[TangentKind, ...] = ()) -> Any:
         batch = levels.batch_of(tangents)
         if batch is not None:
             return batch.each(lambda *each: self(ctx, *each, kinds=kinds))
@@ -129,11 +127,11 @@ class _Derivatives:
 
     def __init__(self, compiled: Compiled, taken: list[int], make_node: Node, release: Release) -> None:
         self.compiled, self.taken, self.make_node, self.release = compiled, taken, make_node, release
-        self.calls_by_case: dict[Any, list[Callable[..., Any]]] = {}
+        self.calls_by_case: dict[object, list[Callable[..., Any]]] = {}
         self.is_tensor = [isinstance(spec_of(node), TensorSpec) for node in compiled.partitioned.saved_nodes]
         self.tensors = [i for i, tensor in enumerate(self.is_tensor) if tensor]
 
-    def run(self, ctx: Any, tangents: tuple[Any, ...], case: BackwardCase) -> Any:
+    def run(self, ctx: Any, tangents: tuple[object, ...], case: BackwardCase) -> Any:
         compiled, release = self.compiled, self.release
         ran = parts_run(ctx)
         if ran is not None:
@@ -144,7 +142,7 @@ class _Derivatives:
             result = call(ctx, tangents)
             if type(result) is not Diverged:
                 return result
-        if len(calls) >= _MOST_PATHS:
+        if len(calls) >= compiled.path_limit:
             raise UnsupportedError(
                 f"a derivative of `{compiled.partitioned.joint.name}` branches on values, and already has {len(calls)} "
                 f"graphs for other outcomes of its branches. {result.where}"
@@ -170,19 +168,19 @@ class Diverged:
     error: Exception | None = None
 
 
-def _saved_values(ctx: Any, is_tensor: list[bool]) -> list[Any]:
+def _saved_values(ctx: Any, is_tensor: list[bool]) -> list[object]:
     tensors = iter(saved_in_part(ctx, [False] * sum(is_tensor)) if any(is_tensor) else ())
     sizes = iter(() if all(is_tensor) else ctx.sizes)
     return [next(tensors) if tensor else next(sizes) for tensor in is_tensor]
 
 
-def needs_input_grad_of(ctx: Any, taken: list[int], *, exact: bool = False) -> NeedsInputGrad:
+def needs_input_grad_of(ctx: object, taken: list[int], *, exact: bool = False) -> NeedsInputGrad:
     """The inputs with gradients that the running backward needs (or more, unless `exact`); None: all."""
     needs_input_grad = engine.wanted_gradients(ctx, exact=exact)
     return None if needs_input_grad is None else frozenset(compress(taken, needs_input_grad))
 
 
-def _refuse(ctx: Any, *tangents: Any) -> Any:
+def _refuse(ctx: object, *tangents: object) -> object:
     raise UnsupportedError(
         "a compiled function was differentiated twice (create_graph=True), or its backward is compiled again for a "
         "part or for gradients with different metadata, but its trace was not kept: foregrad.config.higher_order is "
@@ -229,7 +227,7 @@ class _Renderer(LineWriter):
             return self.saved[self.compiled.partitioned.saved_results[place.index]]
         return self.saved[place.index] if place.kind == "saved" else None
 
-    def render(self, make_node: Node) -> Callable[[Any, tuple[Any, ...]], Any]:
+    def render(self, make_node: Node) -> Callable[[object, tuple[Any, ...]], object]:
         self._take_apart()
         names = [self._feed(place) for place in self.derivative.feeds]
         self._read_sizes(names)
@@ -383,14 +381,12 @@ def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
 # -------------------------------------------------------------------------------------------- tangents of another kind
 # Tangents of another kind than at capture: the backward is captured again for them.
 #
-# Such a tangent is a wrapper subclass for a plain result; or, for a result that is a wrapper subclass, a plain tensor
-# or a wrapper of another class, of other metadata, or of other plain tensors.
-
-_MOST_KINDS = 16
+# Such a tangent is a wrapper subclass for a plain result; or, for a wrapper subclass, a plain tensor or a wrapper that
+# differs in class, metadata or plain tensors.
 
 
 def of_other_kinds(
-    backward: Callable[..., Any], derivative: Callable[..., Any] | None, compiled: Compiled
+    backward: Callable[..., object], derivative: Callable[..., object] | None, compiled: Compiled
 ) -> Callable[..., Any]:
     """`backward(node, *tangents)`; if some tangents are of other kinds, `derivative(node, *tangents, kinds=)`, or an
     error without one.
@@ -403,7 +399,7 @@ def of_other_kinds(
     if errors or compiled.make_derived is None:
         derivative = None
 
-    def run(node: Any, *tangents: Any) -> Any:
+    def run(node: object, *tangents: Any) -> Any:
         for tangent in tangents:
             if type(tangent) is not torch.Tensor:
                 break
@@ -422,14 +418,16 @@ def of_other_kinds(
             raise opener().unexpected(others[0][1])
         if hasattr(node, "passed"):
             check_marked(node, tangents)
-        kinds = [_kind_of(kinds_so_far, places, tangent, varies=varies) for places, tangent in others]
+        kinds = [
+            _kind_of(kinds_so_far, places, tangent, compiled.path_limit, varies=varies) for places, tangent in others
+        ]
         parts = [part for _, tangent in others for part in _parts(tangent)]
         return derivative(node, *tangents, *parts, kinds=tuple(kinds))
 
     return run
 
 
-def _as_plain(tangent: Any) -> torch.Tensor | None:
+def _as_plain(tangent: object) -> torch.Tensor | None:
     """The plain tensor that a wrapper's class converts it to; a pending collective is waited for."""
     plain = opener().converted(tangent, None, torch.Tensor)
     return plain if type(plain) is torch.Tensor else None
@@ -439,14 +437,16 @@ def _parts(tangent: Any) -> Sequence[torch.Tensor]:
     return opener().taken_apart(tangent) if is_wrapper(tangent) else [tangent]
 
 
-def _kind_of(kinds: list[TangentKind], places: tuple[int, ...], tangent: Any, *, varies: bool) -> TangentKind:
-    """The kind of a tangent, one object for all equal kinds. `varies`: sizes of results may vary."""
+def _kind_of(
+    kinds: list[TangentKind], places: tuple[int, ...], tangent: Any, limit: int, *, varies: bool
+) -> TangentKind:
+    """The kind of a tangent, one object for all equal kinds, up to `limit`. `varies`: sizes of results may vary."""
     parts = parts_of(tangent) if is_wrapper(tangent) else [tangent]
     layouts = [_layout(part, tuple(tangent.shape) if varies else ()) for part in parts]
     for kind in kinds:
         if kind.outputs == places and kind.layouts == layouts and _is_of(kind.spec, tangent, varies=varies):
             return kind
-    if len(kinds) >= _MOST_KINDS:
+    if len(kinds) >= limit:
         raise opener().unexpected(tangent)
     spec = opener().bare_spec(tangent) if is_wrapper(tangent) else None
     kinds.append(TangentKind(places, tuple(tangent.shape), spec, tuple(map(TensorSpec.of, parts)), layouts))
@@ -460,7 +460,7 @@ def _layout(part: torch.Tensor, sizes: tuple[int, ...]) -> Any:
     return own, part.dtype, part.device
 
 
-def _is_of(spec: Any, tangent: Any, *, varies: bool) -> bool:
+def _is_of(spec: Any, tangent: object, *, varies: bool) -> bool:
     if spec is None or not is_wrapper(tangent):
         return spec is None and not is_wrapper(tangent)
     return type(tangent) is spec.cls and spec.has_structure_of(tangent, of_any_size=varies)

@@ -24,9 +24,9 @@ class LineWriter:
         self.globals: dict[str, Any] = {}
         self.symbols: dict[Any, str] = {}
         self.containers: Mapping[int, str] = {}
-        self.views: dict[tuple[Any, ...], str] = {}  # the variable of each view that was taken
+        self.views: dict[tuple[object, ...], str] = {}  # the variable of each view that was taken
 
-    def bind(self, hint: str, value: Any) -> str:
+    def bind(self, hint: str, value: object) -> str:
         """A global name for a value."""
         for name, bound in self.globals.items():
             if bound is value and name.startswith(hint):
@@ -75,11 +75,11 @@ class LineWriter:
         self.under(guards, [line])
         return name
 
-    def arguments(self, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> list[str]:
+    def arguments(self, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]) -> list[str]:
         keywords = call_keywords([(key, self.literal(value)) for key, value in kwargs], self.bind)
         return [*map(self.literal, args), *keywords]
 
-    def literal(self, value: Any) -> str:
+    def literal(self, value: object) -> str:
         text = literal(value) if type(value) is not bytes else None
         if text is not None:
             return text
@@ -93,6 +93,6 @@ class LineWriter:
         return self.bind("constant", value)
 
 
-def op_name(op: Any) -> str:
+def op_name(op: object) -> str:
     packet = getattr(op, "overloadpacket", None)
     return f"aten_{packet.__name__}" if packet is not None else "op"

@@ -167,7 +167,7 @@ class _NodeRenderer:
         if not has_parts and not runs_once:
             return self._of_all_kinds(backward.__globals__, backward)
 
-        def run(ctx: Any, *tangents: Any) -> Any:
+        def run(ctx: Any, *tangents: object) -> Any:
             if has_parts and not torch.is_grad_enabled() and parts_run(ctx) is not None:
                 return partial(ctx, tangents)
             if runs_once and not has_parts:
@@ -176,7 +176,7 @@ class _NodeRenderer:
 
         return self._of_all_kinds(backward.__globals__, run)
 
-    def _of_all_kinds(self, state: dict[str, Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    def _of_all_kinds(self, state: dict[str, Any], run: Callable[..., object]) -> Callable[..., Any]:
         return of_other_kinds(run, state.get("differentiable_backward"), self.compiled)
 
     def _native(self) -> NodeSource:
@@ -188,7 +188,7 @@ class _NodeRenderer:
         node_of: list[Any] = []  # a weak reference
         rendered = weakref.ref(other)
 
-        def keep(graph: Callable[..., Any]) -> None:
+        def keep(graph: Callable[..., object]) -> None:
             _keep(rendered, graph)
             node = node_of[0]()
             if node is not None:
@@ -243,13 +243,13 @@ class _NodeRenderer:
             for position, at in self.partitioned.saved_results.items()
         ]
 
-    def _forward_graph(self) -> Callable[[list[Any]], list[Any]]:
+    def _forward_graph(self) -> Callable[[list[Any]], list[object]]:
         """The compiled forward; an output that is saved too is one object, so autograd recognizes it as an output."""
         forward, same = self.compiled.forward, self._outputs_saved()
         if not same:
             return forward
 
-        def forward_graph(values: list[Any]) -> list[Any]:
+        def forward_graph(values: list[object]) -> list[object]:
             results = forward(values)
             for saved, output in same:
                 results[saved] = results[output]
@@ -284,7 +284,7 @@ class _NodeRenderer:
             if not isinstance(spec_of(node), TensorSpec)
         ]
         if tensors:
-            lines.append(f"    ctx.to_save = ({', '.join(tensors)},)")  # what `save_for_backward` does
+            lines.append(f"    ctx.to_save = ({', '.join(tensors)},)")  # as `save_for_backward` does
         if sizes:
             lines.append(f"    ctx.sizes = [{', '.join(sizes)}]")
         trails = [primals[i] for i in needs_trail(self.compiled, self.taken)]
@@ -434,23 +434,23 @@ def _layout(spec: TensorSpec) -> tuple[bool, tuple[int, ...]]:
     return True, tuple(spec.stride)
 
 
-def _held_by_calls(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+def _held_by_calls(forward: Callable[..., object], backward: Callable[..., object]) -> Callable[..., Any]:
     """The forward of a node; it gives each call its backward. The class holds neither, since only the collector frees a
     class.
     """
 
-    def forward_of_call(ctx: Any, *inputs: Any) -> Any:
+    def forward_of_call(ctx: Any, *inputs: object) -> object:
         ctx.rendered = backward
         return forward(ctx, *inputs)
 
     return forward_of_call
 
 
-def _rendered(ctx: Any, *tangents: Any) -> Any:
+def _rendered(ctx: Any, *tangents: Any) -> object:
     return ctx.rendered(ctx, *tangents)
 
 
-def _keep(rendered: weakref.ref[Any], graph: Callable[..., Any]) -> None:
+def _keep(rendered: weakref.ref[Any], graph: Callable[..., object]) -> None:
     function = rendered()
     if function is not None:
         function.__globals__["backward_graph"] = graph
@@ -458,8 +458,8 @@ def _keep(rendered: weakref.ref[Any], graph: Callable[..., Any]) -> None:
 
 def _compile_on_first_use(
     compiled: Compiled, keep: Callable[[Callable[..., Any]], None]
-) -> Callable[[list[Any]], list[Any]]:
-    def backward_graph(values: list[Any]) -> list[Any]:
+) -> Callable[[list[Any]], list[object]]:
+    def backward_graph(values: list[object]) -> list[object]:
         backward = compiled.make_backward(values)
         keep(backward)
         return backward(values)
@@ -467,14 +467,14 @@ def _compile_on_first_use(
     return backward_graph
 
 
-def _nothing(ctx: Any, count: int) -> tuple[None, ...]:
+def _nothing(ctx: object, count: int) -> tuple[None, ...]:
     spare_leaves(ctx, [None] * count)
     return (None,) * (count + 1)
 
 
 def _partial(
-    compiled: Compiled, taken: list[int], release: Release, differentiable: Callable[..., Any]
-) -> Callable[[Any, tuple[Any, ...]], Any]:
+    compiled: Compiled, taken: list[int], release: Release, differentiable: Callable[..., object]
+) -> Callable[[object, tuple[Any, ...]], Any]:
     """The backward if some tangents are missing, or some gradients are not needed: a graph of its own for each pattern.
     Autograd makes the graph where only autograd can tell the present gradients and effects.
     """
@@ -483,11 +483,11 @@ def _partial(
     acts = functools.cache(
         lambda: compiled.make_derived is not None and backward_acts(compiled.partitioned.joint.graph)
     )
-    graphs: dict[Any, Any] = {}
+    graphs: dict[object, Any] = {}
     num_sizes = len(compiled.partitioned.saved_sizes)
     as_they_come = opaque_values().as_they_come(compiled.partitioned.backward)
 
-    def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> Any:
+    def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> object:
         if is_unclear or acts():
             return differentiable(ctx, *tangents)
         mask = tuple(t is not None for t in tangents)

@@ -30,7 +30,7 @@ from .lines import LineWriter
 from .release import Release, saved_in_part
 from .writes import with_history
 
-Mark = Callable[[torch.Tensor, Any], None]
+Mark = Callable[[torch.Tensor, object], None]
 
 
 def said_of(signature: Signature, name: str, what: str, after: tuple[int, ...], how: str) -> str:
@@ -53,7 +53,7 @@ def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) 
     def refuse(how: str) -> None:
         raise UnsupportedError(said_of(signature, name, what, after, how))
 
-    def check(output: weakref.ref[torch.Tensor], node: weakref.ref[Any], gradient: Any) -> None:
+    def check(output: weakref.ref[torch.Tensor], node: weakref.ref[object], gradient: object) -> None:
         tensor, made_by = output(), node()
         if tensor is None or made_by is None:
             return
@@ -87,7 +87,7 @@ def unwatched(tensor: torch.Tensor, message: str) -> None:
     def refuse() -> None:
         raise UnsupportedError(message)
 
-    def check(output: weakref.ref[torch.Tensor], _gradient: Any) -> None:
+    def check(output: weakref.ref[torch.Tensor], _gradient: object) -> None:
         result = output()
         if result is not None and (result.retains_grad or asked_by(result)):
             refuse()
@@ -105,7 +105,7 @@ class _Join(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
+    def backward(ctx: Any, gradient: object) -> tuple[object, ...]:
         return gradient, *[None] * ctx.num_tensors
 
 
@@ -156,7 +156,7 @@ def marked(
         if position not in later
     ]
 
-    def apply_marked(*arguments: Any) -> Any:
+    def apply_marked(*arguments: Any) -> object:
         returned = apply(*arguments)
         outputs = (returned,) if isinstance(returned, torch.Tensor) else returned
         node: Any = outputs[0].grad_fn
@@ -170,7 +170,7 @@ def marked(
     return apply_marked
 
 
-def check_marked(ctx: Any, tangents: tuple[Any, ...]) -> None:
+def check_marked(ctx: Any, tangents: tuple[object, ...]) -> None:
     """Raise if an inside gradient flows through a marked output that retains its gradient or is among `inputs=`."""
     for reference, after, refuse in ctx.passed:
         output = reference()
@@ -206,14 +206,15 @@ def refuse_watched_results(ctx: Any, name: str) -> None:
 #
 # In eager the gradient of a later output passes through the earlier one, where a hook sees and may change it, `.grad`
 # keeps it, and `torch.autograd.grad` ends. Here it stays within one node. If an earlier output is watched, the node
-# runs in two steps. Before any hook is called, derivatives that stop at the watched outputs give the gradients of later
-# outputs that arrive there, which are added to the tangents, and those that go past them to the inputs. The node itself
-# then runs with the tangents of the watched outputs alone, and the rest is added to its gradients.
+# runs in two steps. Before any hook is called, derivatives that stop at the watched outputs give two kinds of
+# gradients: gradients of later outputs that arrive at a watched output, which are added to its tangent, and gradients
+# that go past, to the inputs. The node itself then runs with the tangents of the watched outputs alone, and the rest is
+# added to its gradients.
 
 
 Gradients = Sequence[Any]
 # (node, tangents, outputs to stop at, whether inputs need gradients) -> gradients of the outputs, of the inputs
-Stopping = Callable[[Any, Sequence[Any], tuple[int, ...], bool], tuple[Gradients, Gradients]]
+Stopping = Callable[[object, Sequence[Any], tuple[int, ...], bool], tuple[Gradients, Gradients]]
 
 
 @dataclasses.dataclass(slots=True)
@@ -238,7 +239,12 @@ class Interior:
         self.hooked_inside = {differentiable.index(output): at for at, output in outputs if output in differentiable}
 
     def before(
-        self, node: Any, watched: Collection[int], hooked: Collection[int], tangents: tuple[Any, ...], needed: bool
+        self,
+        node: object,
+        watched: Collection[int],
+        hooked: Collection[int],
+        tangents: tuple[object, ...],
+        needed: bool,
     ) -> tuple[Sequence[Any], _Rest | None] | None:
         """(the whole tangents, the second step); None if no gradient arrives inside.
 
@@ -254,10 +260,10 @@ class Interior:
         stopping = self._checked(stops, hooked, tangents)
         totals = list(tangents)
         outside = [None if i in stops else t for i, t in enumerate(tangents)]
-        past: list[Any] = []
+        past: list[object] = []
         done: set[int] = set()
 
-        def run(cotangents: Sequence[Any], at: tuple[int, ...]) -> None:
+        def run(cotangents: Sequence[object], at: tuple[int, ...]) -> None:
             inner, rest = stopping(node, cotangents, at, needed)
             for position, gradient in zip(at, inner, strict=True):
                 totals[position] = _sum(totals[position], gradient)
@@ -296,11 +302,11 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def finishing(
-    backward: Callable[..., Any], release: Release, needs_input_grad_of: Callable[[Any], Any]
+    backward: Callable[..., Any], release: Release, needs_input_grad_of: Callable[[object], Any]
 ) -> Callable[..., Any]:
     """`backward(node, *tangents)` for a node that may have run its first step: see `Interior.before`."""
 
-    def run(node: Any, *tangents: Any) -> Any:
+    def run(node: Any, *tangents: object) -> Any:
         rest = node.take_rest()
         if rest is None:
             return backward(node, *tangents)

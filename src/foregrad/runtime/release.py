@@ -33,7 +33,7 @@ _TWICE = (
 )
 
 
-def parts_run(ctx: Any) -> int | None:
+def parts_run(ctx: object) -> int | None:
     """The parts of the node's backward that ran and must not run again; None: no part, -1: all parts."""
     parts: int | None = getattr(ctx, "parts", None)
     return -1 if parts is None and was_freed(ctx) else parts
@@ -46,15 +46,15 @@ class Release:
         """`histories`: the inputs with histories that a derivative may need, in the node's order."""
         self.partitioned, self.saving = partitioned, partitioned.joint.signature.gradients.saving
         self.histories = histories
-        self._known: dict[Any, int] = {}
+        self._known: dict[object, int] = {}
 
-    def check(self, ctx: Any, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> None:
+    def check(self, ctx: object, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> None:
         """Raise `RuntimeError` if one of eager's nodes would run a second time."""
         if self.bits(mask, needs_input_grad) & (parts_run(ctx) or 0) & self.of_eager:
             raise RuntimeError(_TWICE)
 
     def after(self, ctx: Any, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad, saved: Sequence[Any]) -> None:
-        """Free the saved tensors that no later part reads; `saved`: the tensors at hand, None for absent tensors."""
+        """Free the saved tensors that no later part needs; `saved`: the tensors at hand, None for absent tensors."""
         ran = parts_run(ctx) or 0
         if ran == -1:
             return
@@ -71,7 +71,7 @@ class Release:
             ctx.parts = parts
 
     def gone(self, parts: int) -> list[int]:
-        """The saved tensors, by position, that nothing reads after these parts have run."""
+        """The saved tensors, by position, that nothing needs after these parts have run."""
         return [i for i, readers in enumerate(self.readers) if readers and readers & ~parts == 0]
 
     def bits(self, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> int:
@@ -149,15 +149,15 @@ def _tensors_by_way(partitioned: Partitioned) -> dict[tuple[int, int], int]:
     tensors = [node for node in placeholders[:num_saved] if isinstance(spec_of(node), TensorSpec)]
     saved = {node: 1 << i for i, node in enumerate(tensors)}
     comes_from: dict[fx.Node, int] = {}  # the tangents that a value depends on
-    reads: dict[fx.Node, int] = {}  # the saved tensors that a value is computed from without a tangent
+    needs: dict[fx.Node, int] = {}  # the saved tensors that a value is computed from without a tangent
     for node in nodes[:-1]:
-        comes_from[node], reads[node] = tangents.get(node, 0), saved.get(node, 0)
+        comes_from[node], needs[node] = tangents.get(node, 0), saved.get(node, 0)
         for operand in node.all_input_nodes:
             comes_from[node] |= comes_from[operand]
             if not comes_from[operand]:
-                reads[node] |= reads[operand]
+                needs[node] |= needs[operand]
         if (before := rewinding(node)) is not None:
-            reads[node] |= reads[before]
+            needs[node] |= needs[before]
     leads_to: dict[fx.Node, int] = dict.fromkeys(nodes, 0)  # the gradients that are computed from a value
     tensors_by_way: dict[tuple[int, int], int] = {}
     signature = partitioned.joint.signature
@@ -166,14 +166,14 @@ def _tensors_by_way(partitioned: Partitioned) -> dict[tuple[int, int], int]:
         if isinstance(gradient, fx.Node):
             bit = 1 << inside.get(index, index)
             leads_to[gradient] |= bit
-            if not comes_from[gradient] and reads[gradient]:
-                tensors_by_way[-1, bit] = reads[gradient]
+            if not comes_from[gradient] and needs[gradient]:
+                tensors_by_way[-1, bit] = needs[gradient]
     for node in reversed(nodes[:-1]):
         for operand in node.all_input_nodes:
             leads_to[operand] |= leads_to[node]
-        if comes_from[node] and reads[node]:
+        if comes_from[node] and needs[node]:
             way = comes_from[node], leads_to[node]
-            tensors_by_way[way] = tensors_by_way.get(way, 0) | reads[node]
+            tensors_by_way[way] = tensors_by_way.get(way, 0) | needs[node]
     return tensors_by_way
 
 
@@ -213,10 +213,10 @@ def held(ctx: Any, read: Sequence[bool]) -> list[Any]:
 
 
 # -------------------------------------------------------------------- what is kept
-# Saved tensors of a node, of which a backward reads only some; saved outputs of a node in Python.
+# Saved tensors of a node, of which a backward needs only some; saved outputs of a node in Python.
 #
-# Autograd drops the saved tensors of a node in Python after any part of the node has run. A saved output that is kept
-# beyond that has no history, since its history is the node itself. A derivative gets a history that runs the node's
+# Autograd drops the saved tensors of a node in Python after any part of the node has run. A saved output that outlives
+# the node's run has no history, since its history is the node itself. A derivative gets a history that runs the node's
 # backward (`as_output`).
 
 
@@ -231,7 +231,7 @@ class _Output(torch.autograd.Function):
     """An output of a node, without an edge: by an edge the node would keep itself alive."""
 
     @staticmethod
-    def forward(ctx: Any, node: Any, position: int, held: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, node: object, position: int, held: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
         ctx.node, ctx.position = node, position
         ctx.set_materialize_grads(False)
         return held.pop().detach()
@@ -247,7 +247,7 @@ class _Output(torch.autograd.Function):
         return None, None, None, *gradients
 
 
-def as_output(node: Any, value: torch.Tensor, position: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+def as_output(node: object, value: torch.Tensor, position: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """The value with the history of the node's output at `position`; `inputs` have the histories of the node's."""
     output: torch.Tensor = _Output.apply(node, position, [value], *inputs)
     for hook in getattr(node, "hooks_of", {}).get(position, {}).values():
@@ -266,7 +266,7 @@ def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
     if parts is not None and hasattr(ctx, "kept"):
         return held(ctx, read)
     try:
-        saved: tuple[Any, ...] = ctx.saved_tensors
+        saved: tuple[object, ...] = ctx.saved_tensors
         return saved
     except RuntimeError:
         if all(read) and parts is None:
@@ -289,13 +289,13 @@ def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
         raise
 
 
-def _unpack(ctx: Any) -> Callable[[int], Any] | None:
+def _unpack(ctx: Any) -> Callable[[int], object] | None:
     """A function that gives one saved tensor of a node, by position; None for a Python node on torch 2.11."""
     if hasattr(ctx, "saved_tensor"):  # foregrad's own node in C++
-        unpack: Callable[[int], Any] = ctx.saved_tensor
+        unpack: Callable[[int], object] = ctx.saved_tensor
         return unpack
     try:
         saved = ctx._raw_saved_tensors
-    except RuntimeError:  # all of them were freed
+    except RuntimeError:  # all saved tensors were freed
         return lambda position: ctx.saved_tensors[position]
     return (lambda position: saved[position].unpack()) if all(hasattr(s, "unpack") for s in saved) else None

@@ -64,7 +64,7 @@ class RunLines(LineWriter):
         inputs: list[str],
         names: Names,
         stop: Stop,
-        symbols: Mapping[Any, str] | None = None,
+        symbols: Mapping[object, str] | None = None,
         wrappers: Sequence[str] = (),
         containers: Mapping[int, str] | None = None,
         *,
@@ -77,7 +77,7 @@ class RunLines(LineWriter):
         self.joint = compiled.partitioned.joint
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
-        self.tensors = [*inputs, *wrappers]  # what the log is about
+        self.tensors = [*inputs, *wrappers]  # the tensors in the log
         self.wrappers, gradients = wrappers, self.signature.gradients
         self.opened: Any = None  # the lines for tensors that open
         if self.signature.structure.wrapper_parts or gradients.passed_wrappers or gradients.wrapper_results:
@@ -89,8 +89,8 @@ class RunLines(LineWriter):
         self.joins = self._joins()
         self.values: list[str] = []  # expressions of the leaves of the result, once all of them exist
         self.made_by = ""  # the variable of the node, where that is needed
-        self.are_inputs_done = False  # nothing more happens to them
-        self.ends: tuple[int, list[str]] | None = None  # the lines before `else`, and those of a call that ends early
+        self.are_inputs_done = False  # no line changes the inputs any more
+        self.ends: tuple[int, list[str]] | None = None  # the lines before `else`, and a call's that ends early
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
         self._render()
 
@@ -98,7 +98,7 @@ class RunLines(LineWriter):
         signature = self.signature
         taken = [] if signature.is_inference else self.joint.inputs_taken()
         self._effects(CallPlace.FIRST)
-        # A write of no elements moves a version that what is saved is to be saved with: had eager saved it before, the
+        # A write of no elements moves the version with which a tensor is to be saved: had eager saved it before, the
         # backward raises anyway.
         counts_first = not signature.is_inference and not signature.may_stop
         leaves = {i for i, info in enumerate(signature.inputs) if info.requires_grad and info.is_leaf}
@@ -145,7 +145,7 @@ class RunLines(LineWriter):
     def result(self, number: int) -> str:
         return self.values[number]
 
-    def built(self, value: Any) -> str:
+    def built(self, value: object) -> str:
         leaves, tree = flatten(value)
         return pack_expression(tree, [self.bind("value", leaf) for leaf in leaves], self.bind)
 
@@ -366,7 +366,7 @@ class RunLines(LineWriter):
             at += tree.size
             if made is None or tree.kind == "leaf":
                 packed.append(pack_expression(tree, part, self.bind))
-            else:  # in this order: one may have something of another in it
+            else:  # in this order: an item may hold an earlier item
                 packed.append(self.names.fresh("value"))
                 self.lines.append(f"{packed[-1]} = {build_expression(tree, part, made, self.bind)}")
         return packed
@@ -386,7 +386,7 @@ class RunLines(LineWriter):
 
 
 # -------------------------------------------------------------------- containers and results that are objects
-# Containers and objects as lines of Python, by which rendered code builds the function's result.
+# Containers and objects as lines of Python: rendered code builds the function's result with these lines.
 
 
 def has_objects(tree: Tree) -> bool:
@@ -397,12 +397,12 @@ def has_objects(tree: Tree) -> bool:
 _MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cell"}
 
 
-def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, Any], str]) -> str:
+def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, object], str]) -> str:
     """The expression that builds a container of objects; `made`: the variable of a dict that collects the objects."""
     return f"{bind('build', tree.unflatten)}([{', '.join(values)}], made={made})"
 
 
-def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, Any], str]) -> str:
+def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, object], str]) -> str:
     """The expression that builds a container of structure `tree` from the expressions of its leaves."""
     if tree.kind == "leaf":
         return values[0]

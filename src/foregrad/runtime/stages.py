@@ -37,7 +37,7 @@ class _StagedCall:
         """Watch `node`, the node of the call."""
         node.register_prehook(self._enter)
 
-    def _enter(self, _: Any) -> None:
+    def _enter(self, _: object) -> None:
         self.run = None
         _entered.call = self
 
@@ -50,20 +50,20 @@ class _Later(torch.autograd.Function):
     """The inputs of a later stage."""
 
     @staticmethod
-    def forward(ctx: Any, call: _StagedCall, stage: int, *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, call: _StagedCall, stage: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.call, ctx.stage = call, stage
         return tuple(tensor.detach() for tensor in inputs)
 
     @staticmethod
-    def backward(ctx: Any, *arriving: Any) -> Any:
+    def backward(ctx: Any, *arriving: object) -> tuple[object, ...]:
         own = ctx.call.gradients(ctx.stage)
         if own is None:
             return None, None, *arriving
         return None, None, *map(_together, own, arriving)
 
 
-def _together(own: Any, other: Any) -> Any:
+def _together(own: Any, other: object) -> object:
     """The sum of an input's gradient and its derivative's gradient."""
     return own if other is None or hasattr(other, _NOTHING) else own + other
 
@@ -93,17 +93,17 @@ def later_lines(
 class _StagedBackward:
     """One backward after its first stage."""
 
-    def __init__(self, stages: Sequence[Stage], calls: Sequence[Boxed], values: dict[str, Any]) -> None:
+    def __init__(self, stages: Sequence[Stage], calls: Sequence[Boxed], values: dict[str, object]) -> None:
         self.stages, self.calls, self.values = stages, calls, values
         self.done = 0
-        self.gradients_by_stage: dict[int, Sequence[Any]] = {}  # by stage
+        self.gradients_by_stage: dict[int, Sequence[object]] = {}  # by stage
 
     def gradients(self, number: int) -> Sequence[Any] | None:
         """The gradients of a stage, given out once."""
         while self.done <= number:
             stage = self.stages[self.done]
-            read = [self.values[name] for name in stage.reads]
-            needed = {name for later in self.stages[self.done + 1 :] for name in later.reads}
+            read = [self.values[name] for name in stage.takes]
+            needed = {name for later in self.stages[self.done + 1 :] for name in later.takes}
             for name in self.values.keys() - needed:  # the stage frees them after their last use
                 del self.values[name]
             with engine.disable_autocast():
@@ -121,15 +121,15 @@ def in_stages(
     placeholders for the gradients of later stages.
     """
 
-    def backward(values: list[Any]) -> list[Any]:
+    def backward(values: list[object]) -> list[Any]:
         call: _StagedCall | None = getattr(_entered, "call", None)
         _entered.call = None
         run = _StagedBackward(stages, calls, dict(zip(names, values, strict=True)))
         values.clear()
-        gradients: list[Any] = [None] * len(specs)
+        gradients: list[object] = [None] * len(specs)
         for number, stage in enumerate(stages):
             if number and call is not None:
-                stage_gradients: Sequence[Any] = [_nothing(specs[index]) for index in stage.inputs]
+                stage_gradients: Sequence[object] = [_nothing(specs[index]) for index in stage.inputs]
             else:
                 stage_gradients = run.gradients(number) or ()
             for index, gradient in zip(stage.inputs, stage_gradients, strict=True):

@@ -46,12 +46,14 @@ class _History(torch.autograd.Function):
     """Tensors that require grad and are no leaves, with gradients that go nowhere."""
 
     @staticmethod
-    def forward(ctx: Any, nobody: torch.Tensor, tensors: list[torch.Tensor], error: Exception | None) -> Any:
+    def forward(
+        ctx: Any, nobody: torch.Tensor, tensors: list[torch.Tensor], error: Exception | None
+    ) -> tuple[torch.Tensor, ...]:
         ctx.error = error
         return tuple(tensor.data for tensor in tensors)  # without their view relations
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: object) -> tuple[None, None, None]:
         if ctx.error is not None:
             raise type(ctx.error)(*ctx.error.args)
         return None, None, None
@@ -77,7 +79,7 @@ def with_history(tensors: list[torch.Tensor], error: Exception | None = None) ->
 class EffectLines(LineWriter):
     """The lines of one node's backward, and their globals."""
 
-    def __init__(self, signature: Signature, names: Names, globals: dict[str, Any], tangents: list[str]) -> None:
+    def __init__(self, signature: Signature, names: Names, globals: dict[str, object], tangents: list[str]) -> None:
         super().__init__(names)
         self.signature, self.effects, self.tangents = signature, signature.backward, tangents
         self.globals = globals
@@ -127,7 +129,7 @@ def update_line(writer: LineWriter, target: str, value: str, spec: TensorSpec, *
     return f"{hidden}.copy_({value})"
 
 
-def graph_arguments(names: Sequence[str], forward: Any, updates: Iterable[Write]) -> str:
+def graph_arguments(names: Sequence[str], forward: object, updates: Iterable[Write]) -> str:
     """A graph's arguments, without gradients, as a list. It writes to an input whose version stays through `data`."""
     done = {number for number, _ in getattr(forward, "updated", ())}
     hidden = done & {update.input for update in updates if not update.counted}

@@ -48,7 +48,7 @@ class Settled:
     interior: Callable[[int], str]
     may_stop: bool = False
 
-    def input(self, tensor: Any) -> int | None:
+    def input(self, tensor: object) -> int | None:
         """The number of the input that a tensor of the run stands for; None for any other tensor."""
         return self.number.get(self.records[tensor]) if tensor in self.records else None
 
@@ -79,18 +79,18 @@ class Aspect:
     capture itself are aspects too, though not registered.
 
     `functions`: torch functions that the aspect owns; `method(self, function, args, kwargs)` runs in place of each.
-    `operators`: likewise for operators and namespaces of operators, with an operator's `Plan`. An aspect holds no real
-    tensor after `finished`, and reaches the capture only by `recorder.host`; that reference goes.
+    `operators`: likewise for operators and namespaces of operators, with an operator's `Treatment`. An aspect holds no
+    real tensor after `finished`, and reaches the capture only by `recorder.host`; that reference goes.
     """
 
     functions: ClassVar[Mapping[Any, Row]] = {}
-    operators: ClassVar[Mapping[Any, Row]] = {}
+    operators: ClassVar[Mapping[object, Row]] = {}
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         """A tape begins. `host` may be half made: ask it nothing yet."""
 
     @staticmethod
-    def install(bind: Bind, current: Callable[[], Any]) -> Callable[[], None] | None:
+    def install(bind: Bind, current: Callable[[], object]) -> Callable[[], None] | None:
         """Replace names of PyTorch while any thread captures. `current()`: the aspect of the thread's capture, None
         where no capture runs. Returns a function for the end, where more than names is to be restored.
         """
@@ -126,7 +126,7 @@ class Aspect:
     def ahead(self, entry: Entry) -> None:
         """The function asks for the value of an entry with an effect that no call has run yet."""
 
-    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
+    def returned(self, results: Sequence[object], paths: Sequence[str]) -> None:
         """The leaves of the function's results and writes are known."""
 
     def before_graph(self, outputs: Sequence[Entry | None]) -> None:
@@ -190,7 +190,7 @@ class Aspects(Subjects):
     def marks(self) -> list[Any]:
         return [one.mark() for one in self]
 
-    def drop(self, marks: list[Any]) -> None:
+    def drop(self, marks: list[object]) -> None:
         for one, mark in zip(self, marks, strict=True):
             one.drop(mark)
 

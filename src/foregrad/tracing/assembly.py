@@ -66,7 +66,7 @@ class Assembly(CaptureParts):
         taken: set[Entry] = set()
         for index, entry in enumerate(analysis.entries):
             if not isinstance(entry.spec, TensorSpec):
-                continue  # a number, which has no memory
+                continue  # a number has no memory
             root, at = memory_root(entry), analysis.specs[index]
             if root.value is not None and entry.spec.overlaps_itself and isinstance(at, TensorSpec):
                 root = recorder.emit(aten.clone.default, root, spec=root.spec)  # a copy of the constant's whole memory
@@ -104,8 +104,8 @@ class Assembly(CaptureParts):
         analysis: Analysis,
         described: Differentiated,
         stops: StopInfo,
-        out_tree: Any,
-        results: list[Any],
+        out_tree: object,
+        results: list[object],
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs, reached = self.inputs, described.reached
         differentiable, gradients = described.outputs, described.gradients
@@ -143,7 +143,7 @@ class Assembly(CaptureParts):
         of_inputs = IdSet((*inputs.by_stand_in, *inputs.wrappers.by_stand_in))
         wrapped = [leaf for leaf in inputs.wrappers.leaves if is_wrapper(leaf)]
         check_new_leaves(self.name, results, analysis.outputs, of_inputs, analysis.fakes, wrapped)
-        number: dict[Any, int] = {r: i for i, r in enumerate(records)}
+        number: dict[object, int] = {r: i for i, r in enumerate(records)}
         owners = ById((r.real, i) for i, r in enumerate(inputs.records))
         of_part = ById((r.stand_in, i) for i, r in enumerate(records))
         wrappers = len(records) + len(inputs.numbers)  # they come after the inputs
@@ -215,15 +215,15 @@ class Assembly(CaptureParts):
     def _settled(
         self,
         analysis: Analysis,
-        results: list[Any],
-        number: Mapping[Any, int],
+        results: list[object],
+        number: Mapping[object, int],
         differentiable: list[int],
         passed: Any,
         *,
         may_stop: bool,
     ) -> Settled:
         """The facts for the aspects."""
-        known: ById[Any, Any] = self.inputs.by_stand_in | self.inputs.wrappers.by_stand_in
+        known: ById[object, object] = self.inputs.by_stand_in | self.inputs.wrappers.by_stand_in
         outputs = {differentiable[position] for position, _ in passed[0]}
         aliases = {at for at, _ in passed[1]}
 
@@ -264,7 +264,7 @@ class Assembly(CaptureParts):
     def resumable(self, analysis: Analysis, records: list[InputRecord], joint: JointGraph) -> ResumableTrace:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""
         known = {id(r.real): (_reference(r), r.stand_in) for r in self.inputs.records}
-        for record in self.inputs.records:  # what the user hung onto the tensors stays theirs
+        for record in self.inputs.records:  # the user's attributes on the tensors stay
             own = record.stand_in.__dict__
             for name, value in record.real.__dict__.items():
                 if name in own and own[name] is value:
@@ -294,7 +294,7 @@ class Assembly(CaptureParts):
         parted = [(tuple(at[p] for p in parts if p in at), w) for w, parts in self.inputs.wrappers.taken_apart]
         return {places: wrapper for places, wrapper in parted if places}
 
-    def _wrapper_edges(self, records: list[InputRecord], taken: set[int]) -> dict[tuple[int, ...], Any]:
+    def _wrapper_edges(self, records: list[InputRecord], taken: set[int]) -> dict[tuple[int, ...], object]:
         of_part = ById((record.stand_in, i) for i, record in enumerate(records))
         found = {tuple(of_part[p] for p in known.parts): known for known in self.inputs.wrappers.inputs}
         edges = {places: known.history[1] for places, known in found.items() if not taken.isdisjoint(places)}
@@ -307,7 +307,7 @@ class Assembly(CaptureParts):
         return frozenset(entry.name for entry in entries if entry.name is not None)
 
 
-def _reference(record: InputRecord) -> Callable[[], Any]:
+def _reference(record: InputRecord) -> Callable[[], object]:
     """A function that gives an input's tensor while the tensor lives, and does not keep it alive. For modules' tensors
     it is no weak reference: `torch.utils.swap_tensors` refuses tensors with weak references. An argument differs in
     each call.
@@ -327,12 +327,12 @@ def _nothing() -> None:
 def _input_info(
     record: InputRecord,
     index: int,
-    number: Mapping[Any, int],
+    number: Mapping[object, int],
     owners: ById[torch.Tensor, int],
     shared_of: Mapping[int, int],
 ) -> InputInfo:
     """`number`, `owners`: inputs' numbers by record, and by real tensor."""
-    source: Any = record.source
+    source: object = record.source
     if index in shared_of:
         source = MemoryOf(shared_of[index])
     elif isinstance(source, InputRecord):

@@ -32,7 +32,7 @@ from ..graph.joint import JointGraph
 from ..graph.signature import StopInfo
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
-from ..tracing.tape.again import ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
+from ..tracing.tape.again import AdditionsFound, ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
 from .aspect import CallGuard, Finished
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
@@ -102,13 +102,13 @@ class CaptureRun(Assembly):
             self.reads.release()
         return captured
 
-    def _run(self, given: Any) -> Captured | None:
+    def _run(self, given: object) -> Captured | None:
         self.code.check(self.state.before)
         with (
             patched(self),
             self.aspects.around(lambda one: one.around_run()),
             force_view_tracking(),
-            no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
+            no_saved_tensors_hooks(),  # the hooks around the call are for the tensors that the compiled function saves
             fresh_autocast_cache(),
             symbolic_composites(self.call.may_have_symbolic_sizes),
             self.code.rebound,
@@ -137,7 +137,7 @@ class CaptureRun(Assembly):
             check_sizes(analysis, described.gradients)
             return self._captured(analysis, described, out_leaves, out_tree)
 
-    def _called(self, given: Any) -> tuple[Any] | None:
+    def _called(self, given: Any) -> tuple[object] | None:
         """Run the function and return its result."""
         recorder, call = self.recorder, self.call
         trace_math()
@@ -167,7 +167,7 @@ class CaptureRun(Assembly):
                 self.observed.raise_failed()
         return None if self.state.needs_another_run() else (result,)
 
-    def _checked(self, given: Any, result: Any) -> tuple[list[Any], list[str], Tree] | None:
+    def _checked(self, given: Any, result: object) -> tuple[list[object], list[str], Tree] | None:
         """The leaves of the function's result and of its writes to Python's state, and their paths."""
         recorder, inputs, call = self.recorder, self.inputs, self.call
         with recorder:
@@ -194,7 +194,7 @@ class CaptureRun(Assembly):
         self.inputs.check_overlapping()
         self.recorder.changes.check_places()
 
-    def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
+    def _analyzed(self, out_leaves: list[object], paths: list[str]) -> Analysis:
         """How each written input and each output is given back."""
         recorder, inputs = self.recorder, self.inputs
         _check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
@@ -206,7 +206,7 @@ class CaptureRun(Assembly):
         self.lifting.settle(has_hooks=self.called.settle(out_leaves, analysis))
         return analysis
 
-    def _differentiated(self, analysis: Analysis, out_leaves: list[Any], paths: list[str]) -> Differentiated | None:
+    def _differentiated(self, analysis: Analysis, out_leaves: list[object], paths: list[str]) -> Differentiated | None:
         """The backward, run on fakes; None: capture again, with the writes found."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
@@ -232,7 +232,7 @@ class CaptureRun(Assembly):
         return described
 
     def _captured(
-        self, analysis: Analysis, described: Differentiated, out_leaves: list[Any], out_tree: Tree
+        self, analysis: Analysis, described: Differentiated, out_leaves: list[object], out_tree: Tree
     ) -> Captured:
         """The joint graph and its companions."""
         recorder, inputs = self.recorder, self.inputs
@@ -298,8 +298,8 @@ def capture_call(
             try:
                 with held, paused_collection():
                     captured = run.run(lifted)
-            except NumberVaries:
-                raise  # whether numbers may be symbolic is not up to one capture
+            except (NumberVaries, AdditionsFound):
+                raise  # a capture does not decide whether numbers may be symbolic, or arguments unread
             except CaptureAgain as found:
                 lifted += found.found if isinstance(found, SharedClosureFound) else ()
                 captured = None
@@ -315,7 +315,7 @@ def capture_call(
 def _take_apart(run: CaptureRun) -> None:
     """The parts of a run refer to each other: they go now, and the arguments too."""
     state, recorder = getattr(run, "state", None), run.recorder
-    parts: list[Any] = [run, run.inputs, run.facts, run.observed, *(() if state is None else (state.before, state))]
+    parts: list[object] = [run, run.inputs, run.facts, run.observed, *(() if state is None else (state.before, state))]
     if recorder.host is run:  # nothing goes on with it
         for value in recorder.values.values():
             value.forget_memory()
@@ -325,10 +325,12 @@ def _take_apart(run: CaptureRun) -> None:
 
 
 # -------------------------------------------------------------------- side effects
-# What a function did besides computing, that a compiled call would not repeat: found after its run, and refused.
+# Side effects of a function that a compiled call would not repeat: found after its run, and refused.
 
 
-def _check_run(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any], unwrap: Unwrap) -> None:
+def _check_run(
+    name: str, call: FlatCall, arguments: tuple[object, object], leaves: list[object], unwrap: Unwrap
+) -> None:
     """A run left the containers among its arguments as they were, where no write to them is an effect of the call."""
     if call.objects:
         return
@@ -357,7 +359,7 @@ def _check_gradients(name: str, records: list[InputRecord], where: str) -> None:
                 raise _written_gradient(name, record.slot, where, goes_on=not record.real.is_leaf)
 
 
-def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
+def _written_gradient(name: str, slot: object, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
     if goes_on:
         return UnsupportedSideEffectError(
             f"`backward()` in `{name}`{' at ' + where if where else ''} reaches the graph of {slot} before "
@@ -369,7 +371,7 @@ def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False
     )
 
 
-def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[Any]) -> None:
+def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[object]) -> None:
     """No written tensor is over the memory of an array that the function reaches by itself: the array's reads happen
     before the graph runs.
     """

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +32,9 @@ from .values.decisions import Decisions
 from .values.numbers import Numbers
 from .values.sizes import OpenSizes, SizeSymbols
 
+if TYPE_CHECKING:
+    from ..frontend.answers import DrawsOfRun
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
@@ -47,7 +50,7 @@ class Options:
     name: str = "function"
     decompositions: Mapping[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     higher_order: bool = True
-    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     live_hooks: bool = False
     takes_output: bool = False
     runs_regions: bool = True
@@ -77,9 +80,9 @@ class CalledPython:
     def is_region(self, cls: Any) -> bool:
         return not of_python().is_of_library(cls) and bool(_refuse())
 
-    def applied(self, cls: Any, context: dict[str, Any]) -> None: ...
+    def applied(self, cls: object, context: dict[str, object]) -> None: ...
 
-    def settle(self, results: Sequence[Any], analysis: Any) -> bool:
+    def settle(self, results: Sequence[object], analysis: Any) -> bool:
         """Divide hooks between the backward and each call. Whether the backward, not traced yet, runs hooks."""
         return False
 
@@ -96,7 +99,7 @@ class CaptureParts(Host):
     notes_reads = True
     aspects: Aspects
     learned: Learned
-    draws: Any  # when the stand-ins of the arguments are there, as `state`
+    draws: DrawsOfRun  # when the stand-ins of the arguments are there, as `state`
 
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()
@@ -149,28 +152,28 @@ class CaptureParts(Host):
     def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
         return self.history_changes.on_mark(tensor, requires_grad)
 
-    def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
+    def on_detach(self, tensor: torch.Tensor, run: Callable[[], object]) -> None:
         self.history_changes.on_detach(tensor, run)
 
-    def on_hook(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
+    def on_hook(self, tensor: torch.Tensor, hook: object, handle: object) -> None:
         self.called.on_hook(tensor, hook, handle)
 
-    def hook_instead(self, hook: Any) -> Any:
+    def hook_instead(self, hook: object) -> object:
         return self.called.instead(hook)
 
-    def on_numpy(self, cls: Any) -> None:
+    def on_numpy(self, cls: object) -> None:
         self.called.on_numpy(cls)
 
-    def ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def ask(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.facts.ask(func, args, kwargs)
 
     def missing(self, tensor: torch.Tensor, name: str) -> None:
         self.facts.missing(tensor, name)
 
-    def on_gradient(self, *args: Any, **kwargs: Any) -> None:
+    def on_gradient(self, *args: object, **kwargs: object) -> None:
         self.inner.note(*args, **kwargs)
 
-    def accumulating(self, roots: Sequence[Any]) -> AbstractContextManager[None]:
+    def accumulating(self, roots: Sequence[object]) -> AbstractContextManager[None]:
         return self.facts.gradients.accumulating(roots)
 
     def enter_region(self) -> None:
@@ -214,19 +217,19 @@ class CaptureParts(Host):
     def where(self) -> str:
         return user_line(self.origins.here())
 
-    def knows(self, value: Any) -> bool:
+    def knows(self, value: object) -> bool:
         return self.state.knows(value)
 
-    def varies(self, value: Any) -> bool:
+    def varies(self, value: object) -> bool:
         return self.state.varies(value)
 
-    def gives_back(self, value: Any) -> bool:
+    def gives_back(self, value: object) -> bool:
         return value in self.state.given_back
 
-    def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
+    def node_hook(self, hook: Callable[[object], object], register: Callable[[object], object]) -> Any:
         return self.called.on_node(hook, register)
 
-    def met(self, value: Any) -> bool:
+    def met(self, value: object) -> bool:
         return bool(self.state.before.knows(value))
 
     def enter_module(self, module: torch.nn.Module) -> None:
@@ -239,7 +242,7 @@ class CaptureParts(Host):
 
 
 @runs_user_code
-def run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def run_function(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     # The frame of this function ends the user's part of a stack trace.
     return function(*args, **kwargs)
 
@@ -259,5 +262,5 @@ def fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:
             return leaf.fake_mode
     why_no_folder()  # PyTorch imports its compilers for fake tensors
     mode = NewFakeMode(shape_env=None if symbols is None else symbols.table.env)
-    mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
+    mode.cache_enabled = False  # `Metadata` remembers the operators' results; once is enough
     return mode

@@ -197,7 +197,7 @@ def _can_be_read_again(info: InputInfo) -> bool:
 #
 # A level is taken off by calling another function with the values inside its wrappers: the vmapped function at a vmap,
 # the function with its tangents in forward mode, the function and its pullback at a level that records for reverse
-# mode. Each of these runs the user's function under that one transform while it is captured, so that `no_grad`,
+# mode. Each compiled function runs the user's function under its one transform during the capture, so that `no_grad`,
 # `detach` and custom Functions hold at every level. The function is called one level down, where the next level is
 # taken off, until no level is left and the ordinary dispatcher compiles it.
 #
@@ -388,7 +388,7 @@ class _Recorded:
 def _forward(ctx: Any, call: _Recorded, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
     number = call.level.number
     lower = [transforms.unwrapped(value, number) for value in values]
-    # A Function's forward runs with gradients off, which is right for this level alone.
+    # A Function's forward runs with gradients off: right for this level alone.
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), call.level.below():
         leaves, call.tree = flatten(call.layered(*lower))
     inputs = ById(zip(lower, values, strict=True))  # as the caller passed them: some results are inputs

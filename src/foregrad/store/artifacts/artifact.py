@@ -24,7 +24,7 @@ from ..serialize.values import checked
 from .capture import Exporter
 from .container import Contents, StateEntry, dump_tensors, opened, pack, read_tensors, reading, refusing, write_file
 from .module import LoadedModule
-from .program import Specialization, specialization_from, specialization_to
+from .program import StoredSpecialization, specialization_from, specialization_to
 from .records import Named, Stored
 from .upgrade import upgraded
 
@@ -45,11 +45,11 @@ class Artifact:
     def __init__(
         self,
         name: str,
-        specializations: Sequence[Specialization],
+        specializations: Sequence[StoredSpecialization],
         entries: Sequence[StateEntry],
         *,
         versions: Mapping[str, str],
-        again: Callable[[int], Specialization] | None = None,
+        again: Callable[[int], StoredSpecialization] | None = None,
         exporter: Exporter | None = None,
     ) -> None:
         self.name = name
@@ -69,7 +69,7 @@ class Artifact:
         dynamic_shapes: Any = None,
         derivatives: int = 1,
         name: str = "",
-    ) -> Specialization:
+    ) -> StoredSpecialization:
         """Capture the function once more, for other calls: in evaluation mode, without gradients, of other lengths.
 
         The arguments are `export`'s. Raises `ArtifactError` for an artifact that was loaded.
@@ -96,7 +96,7 @@ class Artifact:
         """
         return LoadedModule(self, _copies(self.entries), backend, settings)
 
-    def specialization_for(self, number: int, *, fresh: bool) -> Specialization:
+    def specialization_for(self, number: int, *, fresh: bool) -> StoredSpecialization:
         """A specialization; a `fresh` specialization shares no graph, for a backend that changes graphs."""
         if not fresh:
             return self.specializations[number]
@@ -183,7 +183,7 @@ class _Constants:
         return name
 
 
-def _summary(specialization: Specialization) -> dict[str, Any]:
+def _summary(specialization: StoredSpecialization) -> dict[str, Any]:
     return {
         "name": specialization.name,
         "nodes": [len(m.graph.nodes) for m in (specialization.joint, specialization.forward, specialization.backward)],
@@ -239,7 +239,7 @@ def export(
     return Artifact(exporter.name, [specialization], entries, versions=versions_now(), exporter=exporter)
 
 
-def _extensions_of(specializations: Sequence[Specialization]) -> dict[str, str]:
+def _extensions_of(specializations: Sequence[StoredSpecialization]) -> dict[str, str]:
     """By name, digests of the classes of effects that are defined outside the package."""
     effects = (effect for s in specializations for effect in s.signature.effects.around)
     names, known = {extension_name(type(effect)) for effect in effects}, extensions()
@@ -291,7 +291,7 @@ def _artifact(contents: Contents) -> Artifact:
     constants = {entry.name: entry.tensor for entry in entries if entry.kind == "constant"}
     state = {entry.name for entry in entries if entry.kind != "constant"}
 
-    def again(number: int) -> Specialization:
+    def again(number: int) -> StoredSpecialization:
         with refusing("the artifact"):
             specialization = specialization_from(programs[number], constants)
             for info in specialization.signature.inputs:
@@ -315,14 +315,15 @@ def _is_source(source: Any, state: set[str]) -> bool:
 
 
 # ----------------------------------------------------------------------------------------- exported program
-# The forward of an artifact as a `torch.export.ExportedProgram`, for compilers and runtimes that take such programs.
+# The forward of an artifact as a `torch.export.ExportedProgram`, for compilers and runtimes that take exported
+# programs.
 #
 # PyTorch makes it: a module that holds the artifact's tensors under their names and runs its forward graph is exported
 # once more, by `torch.export.export`. Effects outside the graph (a view by its steps, a write to a buffer) follow in
 # the module, in the order of the program.
 
 
-def _no_exported_program(specialization: Specialization) -> str | None:
+def _no_exported_program(specialization: StoredSpecialization) -> str | None:
     """The reason why a specialization can't be an exported program, or None."""
     signature = specialization.signature
     for info in signature.inputs:
@@ -348,7 +349,7 @@ def _no_exported_program(specialization: Specialization) -> str | None:
 class _ArtifactForward(LoadedModule):
     """The artifact's tensors under their names; its forward is the graph of one specialization."""
 
-    specialization: Specialization
+    specialization: StoredSpecialization
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         specialization = self.specialization
@@ -383,7 +384,7 @@ def _value(info: OutputInfo, inputs: list[Any], results: list[Any]) -> Any:
     return value
 
 
-def _inputs(specialization: Specialization) -> list[Any]:
+def _inputs(specialization: StoredSpecialization) -> list[Any]:
     """For each leaf of a call, its layout if it is a tensor, else the leaf."""
     specs: dict[int, TensorSpec] = {}
     for info in specialization.signature.inputs:
@@ -405,7 +406,7 @@ def _example(item: Any) -> Any:
     return item.value
 
 
-def _dims(item: Any, specialization: Specialization) -> Any:
+def _dims(item: Any, specialization: StoredSpecialization) -> Any:
     """The dimensions of an argument that may vary, with their limits."""
     if not isinstance(item, TensorSpec):
         return None

@@ -37,12 +37,12 @@ from ...tracing.capture import Captured, capture_call
 from ...tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
 from ...tracing.parts import Options
 from .container import StateEntry
-from .program import QUESTIONS, CallSpec, DerivedProgram, Leaf, Program, Specialization, context_now
+from .program import QUESTIONS, CallSpec, DerivedProgram, Leaf, Program, StoredSpecialization, context_now
 from .records import Named, Stored
 
 Limits = tuple["int | None", "int | None"]
 _MOST_SHOWN = 8  # paths in an error
-_MOST_DERIVATIVES = 64  # graphs of derivatives of one specialization
+_MOST_DERIVATIVES = 64  # graphs of one specialization's derivatives
 _PLAIN = (int, float, bool, str, complex, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.Size)
 
 
@@ -77,7 +77,7 @@ class Exporter:
             *((name, "buffer", b) for name, b in module.named_buffers(remove_duplicate=False)),
         ]
         for name, kind, tensor in tensors:
-            if is_wrapper(tensor):  # tensors in it are added when they are used
+            if is_wrapper(tensor):  # tensors of the graph are added when they are used
                 continue
             aliases.setdefault(tensor, []).append(name)
             if len(aliases[tensor]) == 1:
@@ -102,7 +102,7 @@ class Exporter:
 
     def specialize(
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, derivatives: int, name: str
-    ) -> Specialization:
+    ) -> StoredSpecialization:
         """The function captured for calls with arguments like these. Raises as `export` does."""
         if type(derivatives) is not int or derivatives < 0:
             raise ValueError(f"derivatives is how often the artifact can be differentiated, not {derivatives!r}")
@@ -123,10 +123,10 @@ class Exporter:
             _check_effects(captured.joint, self.name)
             _check_dynamic(call, captured.joint, self.name)
             program, sources = self._program(captured, derivatives, call)
-            # The table has all conditions on sizes now, those of the derivatives included.
+            # The table has all conditions on sizes now, the derivatives' conditions included.
         facts = self._facts(captured, sources)
         training = None if self.module is None else self.module.training
-        specialization = Specialization(
+        specialization = StoredSpecialization(
             name or self._name(training, grad=grad), program, self._spec(call), context, training, facts
         )
         has_writes = bool(specialization.written())
@@ -420,7 +420,7 @@ def _check_dynamic(call: FlatCall, joint: JointGraph, name: str) -> None:
 
 
 # -------------------------------------------------------------------- attributes
-# Tensors that code assigns to attributes of modules, which an exported graph could not repeat.
+# Tensors that code assigns to attributes of modules: an exported graph could not repeat the assignment.
 #
 # `check_attribute_assignment(module)` compares the attributes of modules under `module` and of their classes before and
 # after, through lists, tuples, dicts, sets and plain objects. Registered buffers and parameters may be assigned. Other

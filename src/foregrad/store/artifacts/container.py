@@ -267,7 +267,7 @@ def write_file(path: str, write: Callable[[IO[bytes]], None]) -> None:
 #
 # safetensors keeps contiguous tensors over memory of their own. Other layouts are kept so that they can be restored: a
 # tensor whose strides leave no gaps is kept contiguous beside its strides, complex numbers are kept as pairs, and
-# tensors that share memory as that memory and the place of each in it.
+# tensors that share memory as the memory and each tensor's place there.
 
 KINDS = ("parameter", "buffer", "temporary buffer", "tensor", "constant")
 _LONGEST_NAME = 1000

@@ -12,7 +12,7 @@ from ...graph.printing import print_graph
 from ...graph.role import outlined
 from ..serialize.values import Reader, checked
 from .container import TENSORS, opened
-from .program import Specialization, specialization_from
+from .program import StoredSpecialization, specialization_from
 from .records import Stored
 
 
@@ -47,7 +47,7 @@ def describe(path: str | os.PathLike[str], *, graph: str | None = None) -> dict[
         }
 
 
-def _graph(specialization: Specialization, graph: str | None) -> str:
+def _graph(specialization: StoredSpecialization, graph: str | None) -> str:
     if graph is None:
         return ""
     if graph == "joint":
@@ -59,7 +59,7 @@ def _graph(specialization: Specialization, graph: str | None) -> str:
     )
 
 
-def _sections(specialization: Specialization) -> dict[str, list[str]]:
+def _sections(specialization: StoredSpecialization) -> dict[str, list[str]]:
     signature, program = specialization.signature, specialization.program
     arguments = [
         f"{info.slot}: {info.spec}{'  requires grad' if info.requires_grad else ''}"

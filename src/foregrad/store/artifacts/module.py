@@ -36,7 +36,7 @@ from ...passes.decompose import decompose
 from ...runtime.compiled import Compiled, Derived
 from ...tracing.derivatives.resumable_trace import Derivative
 from .container import StateEntry
-from .program import QUESTIONS, Program, Specialization, context_now
+from .program import QUESTIONS, Program, StoredSpecialization, context_now
 from .records import Named, Stored, fields_of
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _changes_graphs(pipeline: Pipeline) -> bool:
 class _Builder:
     """Compiles a program and, on demand, its derivatives."""
 
-    def __init__(self, pipeline: Pipeline, specialization: Specialization) -> None:
+    def __init__(self, pipeline: Pipeline, specialization: StoredSpecialization) -> None:
         self.pipeline = pipeline
         context = specialization.context
         self.autocast = any(value is not False for name, value in context.items() if name.startswith("autocast"))
@@ -298,7 +298,7 @@ class StoredGuards(GuardMaker):
     """The guards for calls of `module`; `find` has, for the name of each tensor of the module, its table and key."""
 
     def __init__(
-        self, specialization: Specialization, module: torch.nn.Module, names: Names, find: Mapping[str, Any]
+        self, specialization: StoredSpecialization, module: torch.nn.Module, names: Names, find: Mapping[str, Any]
     ) -> None:
         super().__init__(specialization.joint, specialization.call.tree, names)
         self.specialization, self.module, self.find = specialization, module, find

@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from ...graph.joint import Partitioned
 from .artifact import Artifact, versions_now
 from .container import StateEntry
-from .program import CallSpec, Leaf, Program, Specialization, context_now
+from .program import CallSpec, Leaf, Program, StoredSpecialization, context_now
 from .records import Stored
 
 
@@ -37,5 +37,5 @@ def artifact_of(jd: Any, halves: Partitioned) -> Artifact:
     joint = dataclasses.replace(halves.joint, signature=dataclasses.replace(signature, inputs=tuple(inputs)))
     program = Program(Partitioned(joint, halves.forward, halves.backward))
     leaves = tuple(Leaf(f"args[{i}]", *given) for i, given in enumerate(layout.given))
-    specialization = Specialization("joint", program, CallSpec(layout.tree, leaves), context_now(), None)
+    specialization = StoredSpecialization("joint", program, CallSpec(layout.tree, leaves), context_now(), None)
     return Artifact(joint.name, [specialization], entries, versions=versions_now())

@@ -88,7 +88,7 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Specialization:
+class StoredSpecialization:
     """A program with the conditions on its calls.
 
     `context`: settings of the thread and the library, by name. `training`: the module's mode, None for a function.
@@ -135,7 +135,7 @@ class Specialization:
 # ------------------------------------------------------------------------------------------------------ writing
 
 
-def specialization_to(specialization: Specialization, constant: Callable[[Any], str]) -> dict[str, Any]:
+def specialization_to(specialization: StoredSpecialization, constant: Callable[[Any], str]) -> dict[str, Any]:
     """The specialization as data; `constant` names a constant tensor of its graphs. Raises `ArtifactError`."""
     writer, joint = Writer(), specialization.joint
     try:
@@ -196,7 +196,7 @@ def _error_to(error: Exception | None) -> Any:
 # ------------------------------------------------------------------------------------------------------ reading
 
 
-def specialization_from(data: Any, constants: Mapping[str, torch.Tensor]) -> Specialization:
+def specialization_from(data: Any, constants: Mapping[str, torch.Tensor]) -> StoredSpecialization:
     """The specialization from the data of `specialization_to`. Raises `ArtifactError` for any other data."""
     table: SymbolTable | None = None
     symbols: Mapping[str, Any] = {}
@@ -218,7 +218,7 @@ def specialization_from(data: Any, constants: Mapping[str, torch.Tensor]) -> Spe
     )
     context = {checked(name, str): reader.value(value) for name, value in data["context"].items()}
     sharing = _sharing(data.get("sharing"), len(program.joint.signature.inputs), reader)
-    specialization = Specialization(checked(data["name"], str), program, call, context, training, facts, sharing)
+    specialization = StoredSpecialization(checked(data["name"], str), program, call, context, training, facts, sharing)
     _check_call(call.tree, call.leaves, facts, program.joint)
     return specialization
 
@@ -330,7 +330,7 @@ QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 # -------------------------------------------------------------------- context
-# Settings of the thread and of the library that a captured graph depends on, and under which alone it holds.
+# Settings of the thread and of the library: a captured graph depends on them and holds under these settings alone.
 
 
 _DEVICES = ("cpu", "cuda", "mps", "xpu")

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...annexes import given
 from ...dispatch.guard_list import Sharing
 from ...errors import ArtifactError
 from ...frontend.tree import LEAF, Tree
@@ -43,7 +44,7 @@ class Named:
 
 # Format 1 has the names that these classes had when it was made.
 _FORMAT_NAMES = {"Reach": signature.GradientPaths, "Place": ValueRef}
-# Three classes were one each; what is written is the last.
+# Three classes have become one each; the last name is written.
 _FORMAT_NAMES |= dict.fromkeys(("GraphOutput", "InputOutput", "AliasOutput"), effect_log.Handle)
 
 
@@ -141,7 +142,10 @@ def _tuple(data: Any, hints: tuple[Any, ...], reader: Reader) -> tuple[Any, ...]
 
 
 def _record(data: Any, base: Any, reader: Reader) -> Any:
-    cls: Any = _CLASSES.get(data["is"], KINDS.get(data["is"])) if type(data) is dict else None
+    name: Any = data.get("is") if type(data) is dict else None
+    if name not in _CLASSES and name not in KINDS:
+        given("effects in files")  # their modules name them
+    cls: Any = _CLASSES.get(name, KINDS.get(name))
     if cls is None or not issubclass(cls, base):
         raise ArtifactError(f"no {base.__name__}: {str(data)[:80]}")
     hints: dict[str, Any] = _hints(cls)
@@ -169,8 +173,8 @@ def _anything(data: Any, reader: Reader) -> Any:
 # -------------------------------------------------------------------- containers
 # Containers of arguments and results as data. A loaded artifact has no classes of the user's, so it makes stand-ins.
 #
-# A named tuple becomes one of the same name and fields, a dataclass an object with the same attributes, a registered
-# kind of dict (the outputs of Hugging Face's models) a dict whose items are attributes too.
+# A named tuple becomes a named tuple with this name and these fields, a dataclass an object with these attributes, a
+# registered kind of dict (the outputs of Hugging Face's models) a dict whose items are attributes too.
 
 _DEEPEST = 32
 

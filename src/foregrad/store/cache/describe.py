@@ -28,7 +28,7 @@ from ...graph.meta import TensorSpec
 from ...python.code import codes_in
 
 _BY_NAME = (torch.dtype, torch.layout, torch.memory_format, torch.device)
-_PACKAGES = {"torch", "foregrad", "builtins", "functorch", *sys.stdlib_module_names}  # whose versions the key has
+_PACKAGES = {"torch", "foregrad", "builtins", "functorch", *sys.stdlib_module_names}  # the key has their versions
 
 
 class UndescribedError(Exception):
@@ -80,7 +80,7 @@ class _Describer:
             self._check_known(cls)
             fields = dataclasses.fields(value)
             described = {f.name: self.value(getattr(value, f.name)) for f in fields}
-            if isinstance(value, ViewStep):  # `call` is an address, compared with those of other steps only
+            if isinstance(value, ViewStep):  # `call` is an address, only compared with the addresses of other steps
                 described["call"] = self.calls.setdefault(value.call, len(self.calls))
             return [_name(cls), described]
         return self._called(value)

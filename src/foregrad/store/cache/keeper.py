@@ -55,7 +55,7 @@ log = logging.getLogger("foregrad")
 T = TypeVar("T")
 Halves = tuple[fx.GraphModule, fx.GraphModule]  # of a function without gradients, the second is empty
 _NAMES = ("Forward", "Backward")
-_VARIANTS = 8  # entries of one graph, for different conditions on sizes; past it the last one is replaced
+_VARIANTS = 8  # entries of one graph, for different conditions on sizes; a further entry replaces the last
 
 
 def store_of(config: Config) -> Store:
@@ -184,7 +184,7 @@ class Keeper:
                     restored = restore(content)
                     for condition in conditions:
                         joint.symbols.assume(condition)
-                except Exception as error:  # whatever the fault, the entry can be made again
+                except Exception as error:  # the entry can be made again after any fault
                     log.warning("an entry of the cache can't be used, and is made again: %s", error)
                 else:
                     log.debug("from the cache: %s", place)
@@ -328,7 +328,7 @@ def _leaf(leaf: Any, *, is_open: bool) -> Any:
     if isinstance(leaf, torch.Tensor):
         return None
     if is_open and type(leaf) is int:
-        return ["any", "int"]  # a symbol, whose conditions are in the key
+        return ["any", "int"]  # a symbol: its conditions are in the key
     return describe(leaf, lenient=True)
 
 
@@ -364,8 +364,8 @@ def described_sizes(joint: JointGraph, *, at_capture: bool) -> Any:
 # -------------------------------------------------------------------- halves
 # Forward and backward of a joint graph as data, to be read beside an equal joint graph in another process.
 #
-# Nothing of the joint graph is kept twice: constants are named, symbols of sizes are the joint graph's own, and the
-# origin of a node (its line, module, operator) is that of the node it is `like`.
+# Nothing of the joint graph is kept twice: constants are named, symbols of sizes are the joint graph's own, and a node
+# takes its origin (line, module, operator) from the node it is `like`.
 
 _BUDGET = "memory_budget"  # of a forward's `meta`, see `partitioners.budget`
 _KNOWN = {_BUDGET, PREPARED}
@@ -421,7 +421,7 @@ def _namer(constants: Mapping[str, torch.Tensor]) -> Callable[[Any], str]:
 def data_of(module: fx.GraphModule, details: Callable[[fx.Node], dict[str, Any]]) -> dict[str, Any]:
     """One graph as data, with its tables, for a key."""
     writer = Writer(symbolic_floats=True)
-    flags_of(_output(module))  # raises for descriptors, which the data would leave out
+    flags_of(_output(module))  # raises for descriptors: the data would leave them out
     graph = graph_to(module, writer, _namer(constants_of(module)), details)
     return graph | {"tables": writer.tables()}
 

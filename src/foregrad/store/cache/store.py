@@ -37,7 +37,7 @@ _ENDING = ".entry"
 _WRITING = ".writing-"
 _NAME = re.compile(rf"[0-9a-f]{{{_DIGITS}}}{re.escape(_ENDING)}")
 _MOST_JSON = 512 << 20
-_ABANDONED_S = 3600.0  # seconds after which the writer of an unfinished file was killed
+_ABANDONED_S = 3600.0  # an unfinished file older than this many seconds has no writer any more
 _ROOM = 0.9  # fraction of the limit that is kept when it is passed, so that not every write removes files
 
 
@@ -149,7 +149,7 @@ class Store:
             self._say_useless(error)
 
     def _put(self, path: str, content: bytes) -> None:
-        handle, temporary = tempfile.mkstemp(prefix=_WRITING, dir=self.folder)  # which only this user may read
+        handle, temporary = tempfile.mkstemp(prefix=_WRITING, dir=self.folder)  # only this user may read it
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

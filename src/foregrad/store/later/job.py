@@ -59,7 +59,7 @@ def graph_as_data(joint: JointGraph) -> dict[str, Any]:
             "constants": [data, layouts, base64.b64encode(content).decode()],
             "floats": floats,
         }
-    except Exception as error:  # whatever has no description
+    except Exception as error:  # an object without a description
         raise StaysError(str(error)) from error
     known = [*(entry["name"] for entry in (table or {"symbols": ()})["symbols"]), *(entry[0] for entry in floats)]
     if symbols_of(joint).keys() - set(known):

@@ -21,7 +21,7 @@ from ...dispatch.pipeline import Pipeline, kept_for_derivatives
 from ...graph.joint import JointGraph
 from ...locks import make_lock
 from ...partitioners import default_partition, fused_partition
-from ...phases import say
+from ...phases import compiling, say
 from ...tracing.derivatives.resumable_trace import ResumableTrace
 from ..cache.describe import digest
 from ..cache.keeper import Keeper, keeper_for
@@ -106,7 +106,8 @@ class Later:
             log.info("a graph of `%s` is compiled in this process: %s", task.name, task.why)
         options, keeper = compiled_later(self._pipeline.partition)
         options["keeper"] = dataclasses.replace(keeper, told=task.key) if task.key else None
-        new = anew(dataclasses.replace(self._pipeline, **options), task.kept, guards, made)
+        with compiling(task.name, verb="loading Inductor's kernels for"):
+            new = anew(dataclasses.replace(self._pipeline, **options), task.kept, guards, made)
         say(f"`{task.name}` runs with Inductor's kernels now (after {time.perf_counter() - task.start:.0f} s)")
         return new
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...locks import make_lock
+from ...locks import importing, make_lock
 from .job import StaysError
 
 _PID = os.getpid()
@@ -73,12 +73,14 @@ class Worker:
                 self.stop()
                 continue
             try:
-                message = task.message()
+                with importing():
+                    message = task.message()
                 reply = {} if message is None else self._asked(message)
-                task.done(reply.get("error", ""), stays=reply.get("stays", False))
+                with importing():
+                    task.done(reply.get("error", ""), stays=reply.get("stays", False))
             except StaysError as why:
                 task.done(str(why), stays=True)
-            except Exception as error:  # the graph stays on eager's kernels, which says so
+            except Exception as error:  # the graph stays on eager's kernels; the message says so
                 task.done(f"{type(error).__name__}: {error}")
             del task
 

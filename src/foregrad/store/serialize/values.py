@@ -356,11 +356,11 @@ _READ: dict[str, Callable[[Reader, Any], Any]] = {
 # -------------------------------------------------------------------- operators
 # Functions that an artifact may name: operators of ATen and prims, custom operators, arithmetic on sizes.
 #
-# A name is looked up among the operators that are registered in this process and in a fixed table of functions. Nothing
-# is imported or run by being named.
+# A name is looked up among the operators that are registered in this process and in a fixed table of functions. A name
+# imports and runs nothing.
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}::[A-Za-z_][A-Za-z0-9_]{0,119}(\.[A-Za-z_][A-Za-z0-9_]{0,79})?")
-# Operators that read files or print, whatever their arguments, and the one that calls functions of this process.
+# Operators that read files or print, whatever their arguments, and the operator that calls functions of this process.
 _FORBIDDEN = {"aten::from_file", "aten::from_file.out", "aten::_print", "foregrad::call"}
 
 # For an operator that takes a view with any strides, one that first checks that the view is inside the memory.

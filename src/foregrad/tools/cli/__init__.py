@@ -69,10 +69,10 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Callable[[Any], 
         return 3
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
-        return 130  # what a shell gives for a command ended by Ctrl-C
+        return 130  # the shell's status of a command ended by Ctrl-C
     except BrokenPipeError:  # as of `| head`: the interpreter's own flush at the end must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # what a shell gives for a command ended by SIGPIPE
+        return 141  # the shell's status of a command ended by SIGPIPE
     except Exception as error:
         told = error_of_target(error, options.target) if hasattr(options, "target") else None
         if told is None:

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,14 +42,9 @@ def error_of_target(error: BaseException, target: str) -> TargetError | None:
     if isinstance(error, SyntaxError):
         lines.append((Path(error.filename or "").resolve(), error.lineno))
     line = next((line for path, line in reversed(lines) if path == Path(file).resolve()), None)
-    if (
-        line is None
-        and frames
-        and is_house_file(frames[-1].filename)
-        and not isinstance(error, (TypeError, ValueError))
-    ):
-        return None
     text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    if line is None and frames and is_house_file(frames[-1].filename) and not isinstance(error, TypeError):
+        return TargetError(text) if isinstance(error, ValueError) else None
     where = f" (line {line})" if line is not None else ""
     return TargetError(f"{file if line is not None else target} raised {type(error).__name__}: {text}{where}")
 
@@ -242,8 +237,16 @@ def run_explain(options: argparse.Namespace) -> int:
     else:
         report.show()
     if options.html:
-        print(f"the report is in {report.save(options.html)}", file=sys.stderr if options.json else sys.stdout)
+        _save("report", report, options)
     return 0
+
+
+def _save(name: str, found: Any, options: argparse.Namespace) -> None:
+    try:
+        path = found.save(options.html)
+    except OSError as error:
+        raise TargetError(f"{options.html} can't be written: {error.strerror}") from None
+    print(f"the {name} is in {path}", file=sys.stderr if options.json else sys.stdout)
 
 
 # -------------------------------------------------------------------- plan
@@ -275,6 +278,8 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def run_plan(options: argparse.Namespace) -> int:
     """Run the command; 0 when a choice fits."""
     function, args, kwargs = load_target(options)
+    _check_name("--device", options.device, {"cpu", *foregrad.planning.DEVICES})
+    _check_name("--optimizer", options.optimizer, [n for n, v in vars(torch.optim).items() if isinstance(v, type)])
     settings = {"device": options.device, "budget": _budget(options.budget)}
     settings["mesh"] = _pairs("--mesh", "fsdp=8 or dp=4,fsdp=8", options.mesh)
     settings["sizes"] = _pairs("--sizes", "model.py:41=128", options.sizes)
@@ -286,8 +291,14 @@ def run_plan(options: argparse.Namespace) -> int:
         raise TargetError(str(error)) from None
     print(found.to_json(indent=2) if options.json else found)
     if options.html:
-        print(f"the plan is in {found.save(options.html)}", file=sys.stderr if options.json else sys.stdout)
+        _save("plan", found, options)
     return 0 if found.best is not None else 1
+
+
+def _check_name(option: str, name: str | None, known: Collection[str]) -> None:
+    if name is not None and name.lower() not in map(str.lower, known):
+        hint = did_you_mean(name, known, ": did you mean `{}`?") or f" among {', '.join(sorted(known))}"
+        raise TargetError(f"{option} knows no `{name}`{hint}")
 
 
 def _budget(text: str | None) -> Any:
@@ -318,9 +329,15 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         epilog="example: foregrad bench model.py:net --backend eager,inductor --steps 50",
     )
     add_target(parser)
-    parser.add_argument("--steps", type=int, default=20, help="steps of each (default: 20)")
+    parser.add_argument("--steps", type=_positive, default=20, help="steps of each (default: 20)")
     add_json(parser)
     parser.set_defaults(run=run_bench)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
 
 
 def run_bench(options: argparse.Namespace) -> int:

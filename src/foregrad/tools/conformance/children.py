@@ -57,7 +57,7 @@ class Request:
 def run_isolated(request: Request, *, jobs: int, timeout: float, progress: Advance | None = None) -> ConformanceReport:
     """Run the cases in `jobs` child processes. Raises `ValueError` where nothing is selected or can be imported."""
     begin = time.perf_counter()
-    subject_for(request.kind, request.target)  # an error of this process's, not of each child's
+    subject_for(request.kind, request.target)  # an error of this process, not of each child
     cases = request.selection.cases()
     if not cases:
         raise ValueError(f"the suite has no case {', '.join(request.selection.only)}")
@@ -149,7 +149,7 @@ class _Child:
             stderr=self.said,
             text=True,
             env=environment,
-            start_new_session=True,  # its own children end with it
+            start_new_session=True,  # the child's own children end with it
         )
         assert self.process.stdin is not None
         request = {**dataclasses.asdict(self.request), "last": str(self.last)}
@@ -222,7 +222,7 @@ def _ending(code: int) -> str:
 def main() -> None:
     """Serve: the request, then names of cases, from standard input."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a compiler prints is no answer
+    os.dup2(2, 1)  # a compiler's prints are no answer
     request = json.loads(sys.stdin.readline())
     selection = Selection(request["selection"]["size"], dtypes=tuple(request["selection"]["dtypes"]))
     last = Path(request["last"])

@@ -13,7 +13,7 @@ from foregrad._torch.tools import mapped
 
 from .cases import Case, CaseProgram
 
-# What most models are made of.
+# The operators of most models.
 COMMON = (
     "add", "sub", "mul", "div.no_rounding_mode", "floor_divide", "remainder", "pow", "neg", "abs", "exp", "log",
     "log1p", "sin", "tanh", "sigmoid", "sqrt", "rsqrt", "reciprocal", "clamp", "where", "maximum", "round", "sign",
@@ -27,7 +27,7 @@ COMMON = (
     "index_select", "index_put", "masked_fill", "cat", "stack", "split", "reshape", "transpose", "permute",
     "expand", "select_scatter", "tril", "flip", "roll",
 )  # fmt: skip
-# Of these further dtypes are in the short suite.
+# The short suite has further dtypes of these operators.
 _NARROW = (
     "add",
     "mul",
@@ -83,7 +83,9 @@ def _is_small(call: OperatorCall) -> bool:
 
 
 def spread(tensor: torch.Tensor) -> Any:
-    """A tensor of equal content, with elements that stand two apart."""
+    """A tensor of equal content, with elements that stand two apart; a sparse one as it is."""
+    if tensor.layout is not torch.strided:
+        return tensor
     wide = torch.zeros((*tensor.shape, 2), dtype=tensor.dtype)[..., 0]
     with torch.no_grad():
         wide.copy_(tensor)

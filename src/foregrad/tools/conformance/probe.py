@@ -19,7 +19,7 @@ from foregrad.tools.verification.watched import GlobalGenerators, copy_of_tensor
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
-# What a compiled function may say about itself, see `foregrad.graph.role`.
+# Attributes by which a compiled function describes itself, see `foregrad.graph.role`.
 _SAYS = ("_boxed_call", "output_strides", "writes_into", "updated", "returns_list")
 
 

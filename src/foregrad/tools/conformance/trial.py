@@ -7,6 +7,7 @@ import functools
 import gc
 import glob
 import inspect
+import operator
 import tempfile
 import time
 import warnings
@@ -144,7 +145,7 @@ class _Trial:
         if self.probe.refused is not None:
             raise self._refused(self.probe.refused[1], self.probe.refused[2])
         for call in self.probe.calls:
-            if call.error is not None:
+            if call.error is not None and not _raises_on_eager(call, call.error):
                 raise self._crashed(call, call.error)
         for call in self.probe.calls:
             if call.changed:
@@ -155,7 +156,7 @@ class _Trial:
                 numbers = ", ".join(map(str, call.reused))
                 text = f"a later call changes result {numbers} of the graph's first call: its memory is used again"
                 raise _FaultError(CaseVerdict.WRONG, text, call.role.phase)
-        closeness = [self._judged(call) for call in self.probe.calls]
+        closeness = [self._judged(call) for call in self.probe.calls if call.error is None]
         if error is not None:
             raise error
         self._versus_eager(closeness)
@@ -243,7 +244,8 @@ class _Trial:
             call.generators.put_back()
             return list(steps(call.module, call.inputs, exactly=True))[-1].exact()
 
-        skipped = {output for _, output in call.role.updates}
+        results = next(iter(reversed(nodes))).args[0]
+        skipped = {output for _, output in call.role.updates} | {i for i, r in enumerate(results) if _has_gaps(r)}
         expected = call.expected()
         actual = [e if i in skipped else a for i, (a, e) in enumerate(zip(call.results, expected, strict=False))]
         if len(call.results) != len(expected):
@@ -303,7 +305,7 @@ class _Trial:
             found = None
         if found is None:
             return _whole(call, maker, text)
-        # Where it is no number that differs, the text says what does.
+        # Where no number differs, the text names the difference.
         return dataclasses.replace(found, gap=Gap(Closeness.WRONG, text)) if found.gap.what else found
 
     def _alone(self, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
@@ -330,7 +332,7 @@ class _Trial:
                 compiled_alone(self.subject.compiler, module)(values)
             except kind as error:
                 return [error] * len(next(iter(reversed(module.graph.nodes))).args[0])
-            except Exception:  # another failure than the one that is looked for
+            except Exception:  # a failure of a different kind
                 return evaluate(module, copies)
             return evaluate(module, copies)
 
@@ -388,6 +390,21 @@ def _source_of(case: Case) -> str:
         return ""
     text = inspect.getsource(case.script)
     return "# What it does:\n#\n" + "".join(f"# {line}\n" for line in text.splitlines()[1:]) + "\n"
+
+
+def _raises_on_eager(call: GraphCall, error: BaseException) -> bool:
+    """Whether eager's kernels raise the error of a compiled graph, too."""
+    try:
+        call.expected()
+    except type(error):
+        return True
+    return False
+
+
+def _has_gaps(result: Any) -> bool:
+    """Whether a kernel leaves memory of the result unwritten, where any value is right."""
+    is_part = isinstance(result, fx.Node) and result.target is operator.getitem
+    return is_part and result.args[1] == 1 and "_ctc_loss" in str(result.args[0].target)
 
 
 def _draws(call: GraphCall) -> bool:

@@ -20,8 +20,8 @@ from foregrad.partitioners import Report, in_bytes
 from .tree import Advice, EagerPart, Findings, SavedTensor
 
 Split = Callable[[str], Report]
-_WORTH = 0.05  # of what is saved or of the peak: less is not worth a word
-_LARGE = 0.25  # of what is saved: a group that is told of
+_WORTH = 0.05  # share of the saved bytes or of the peak: a smaller one is not worth a word
+_LARGE = 0.25  # share of the saved bytes: a larger group is named
 _LEAST = 4 << 10  # bytes saved: of less there is nothing to say
 _MOST_NODES = 6_000  # of graphs that other partitions are tried on
 
@@ -100,7 +100,10 @@ def _recompilations(compilations: Sequence[Any], opens: Callable[[str, int], str
             if dim is not None and (change := opens(tensor, dim)):
                 yield Advice(f"{text} `{change}` makes a single graph for all these sizes.", change)
             else:
-                yield Advice(f"{text} The program, or memory that arguments share and it writes to, needs each size.")
+                yield Advice(
+                    f"{text} Each size keeps its own graph: the program needs the number, or writes to memory that "
+                    "arguments share (pass a `.clone()` of one)."
+                )
         elif len(changes) > 1:
             yield Advice(f"{text} Hand it over as a tensor, and one graph serves all values.")
 
@@ -180,9 +183,8 @@ def _span(modules: Sequence[str]) -> str:
 # -------------------------------------------------------------------- what runs eagerly
 # The parts of a model that run eagerly: why each can't be captured, its cost, and the change that would compile it.
 #
-# A capture ends at the first thing that it can't hold. So the modules of a model are captured one by one, with the
-# arguments that an eager call gives them; what is left of the model is captured with those that failed as eager
-# regions.
+# A capture ends at the first operation that it can't hold. So the modules of a model are captured one by one, with the
+# arguments that an eager call gives them; then the model is captured with the failed modules as eager regions.
 #
 # Known weakness: in one forward only the first reason is found.
 

@@ -372,7 +372,7 @@ def _versions() -> str:
 
 
 # -------------------------------------------------------------------- what is kept
-# Values saved for the backward, in the user's words: their names, the lines that make them, and what reads them.
+# Values saved for the backward, in the user's words: their names, the lines that make them, and their readers.
 
 
 _CODE = re.compile(r":\d+ in [^:]*: (.*)$")

@@ -211,13 +211,12 @@ def _table(
 # -------------------------------------------------------------------- the chart
 # Memory over a step as inline SVG: each saved value a layer, from where it is made to where it is read last.
 #
-# Layers lie in the order in which they are made, so that those made first, which the backward mostly reads last, are
-# the lowest: a layer then stays at one height. What is alive besides (gradients, results, temporary values) lies on
-# top.
+# Layers lie in the order in which they are made, and the backward mostly reads the first values last: so these are the
+# lowest, and a layer stays at one height. Further live memory (gradients, results, temporary values) lies on top.
 
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 1200, 400, 72, 34, 26, 12
-_FEW = 90  # layers, up to which each has an outline
+_FEW = 90  # outlines are drawn up to this many layers
 
 FAMILIES = ("products", "attention", "norms", "elementwise", "random", "copies", "other")
 _WORDS = {

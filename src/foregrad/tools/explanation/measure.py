@@ -23,12 +23,11 @@ from foregrad._torch.tools import ThreadDispatchMode, compiled_by_dynamo, leaves
 from foregrad.extend import CompiledFunction, as_compiled, is_house_module, module_behind
 
 # --------------------------------------------------------------------------------------------------------- what is run
-# The function to explain and its arguments, copied: what is run to measure is nobody's.
+# The function to explain and its arguments, copied: measuring runs on copies.
 #
 # A module is copied with its parameters and buffers; a function with the variables of enclosing functions and the
-# global modules and tensors that it names, so that a call writes to copies. Whatever a copy can't be made of is
-# explained as it is and not run. `is_own` tells copies from what the user has: nothing runs that would write to the
-# latter.
+# global modules and tensors that it names, so that a call writes to copies. An object that can't be copied is explained
+# as it is and not run. `is_own` tells copies from the user's objects: nothing runs that would write to a user's object.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +130,7 @@ def _copied_function(function: types.FunctionType, memo: dict[int, Any]) -> Any:
     cells = tuple(types.CellType() for _ in function.__closure__ or ())
     variables = dict(function.__globals__)
     copied = types.FunctionType(function.__code__, variables, function.__name__, function.__defaults__, cells or None)
-    memo[id(function)] = copied  # before what it reaches, which may be itself
+    memo[id(function)] = copied  # before the objects that it leads to: one may be itself
     for cell, old in zip(cells, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # of a variable that is not bound yet
             cell.cell_contents = _copied(old.cell_contents, memo)
@@ -309,7 +308,7 @@ def times_of(make_steps: Mapping[str, Call], device: torch.device | None) -> tup
         return time.perf_counter() - start
 
     for make_step in make_steps.values():
-        once(make_step)  # for what is made on first use
+        once(make_step)  # for objects made on first use
     times: dict[str, list[float]] = {name: [] for name in make_steps}
     begin = time.perf_counter()
     rounds = 0

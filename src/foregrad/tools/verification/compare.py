@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 
 _SLACK = 8.0
-_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)  # others are compared by their type alone
+_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)  # further objects are compared by type alone
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -123,7 +123,7 @@ def compare(actual: object, expected: object, exact: Callable[[], Exact | None] 
             return Gap(Verdict.WRONG, f"expected {_named(expected)}, got {_named(actual)}")
         same = actual is expected or type(actual) is type(expected)
         if same and isinstance(expected, _PLAIN):
-            same = repr(actual) == repr(expected)  # one nan is as good as another
+            same = repr(actual) == repr(expected)  # all nans are equal
         return EQUAL if same else Gap(Verdict.WRONG, f"expected {expected!r}, got {actual!r}")
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return Gap(Verdict.WRONG, f"expected {_named(expected)}, got {_named(actual)}")
@@ -131,7 +131,7 @@ def compare(actual: object, expected: object, exact: Callable[[], Exact | None] 
         actual, expected = actual.to_dense(), expected.to_dense()
     actual, expected = actual.detach(), expected.detach().to(actual.device)
     if actual.dtype.itemsize == 1 and actual.is_floating_point():
-        actual, expected = actual.float(), expected.float()  # which have no arithmetic of their own
+        actual, expected = actual.float(), expected.float()  # these dtypes have no arithmetic
     if actual.numel() == 0 or same_bits(actual, expected):
         return EQUAL
     reference = exact()

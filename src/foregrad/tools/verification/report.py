@@ -28,7 +28,7 @@ class StageResult:
     detail: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Verification:
     """How a compiled function is to eager. `str()` is a report.
 
@@ -108,11 +108,11 @@ class Verification:
             lines.append(f"  ... and {len(self.differences) - _MOST} more")
         if self.culprit is not None:
             lines += self._of_culprit(self.culprit)
-        lines.append(
-            f"  {self.num_compared} tensors compared in {self.seconds:.1f} s, {self.compile_seconds:.1f} s of "
-            "them to compile"
-        )
+        took = f"{self.seconds:.1f} s ({self.compile_seconds:.1f} s to compile)"
+        lines.append(f"  {self.num_compared} tensors compared in {took}")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def _of_culprit(self, culprit: Culprit) -> list[str]:
         lines = [f"  first operator that is wrong, in {self.stage}: {culprit.node} = {culprit.operator}"]

@@ -111,19 +111,30 @@ def _seeded(values: Sequence[Any]) -> str:
     return "torch.manual_seed(0)\ninputs = [\n" + "".join(f"    {line},\n" for line in lines) + "]\n"
 
 
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    """The elements as the file's format has them: dense, real, without aliases."""
+    value = value if value.layout is torch.strided else value.to_dense()
+    real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    return real.resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
 def _stored(values: Sequence[Any], path: Path) -> str:
     """The values themselves, in a file beside the program."""
     from safetensors.torch import save_file
 
-    tensors = {f"x{i}": v.detach().contiguous().clone() for i, v in enumerate(values) if isinstance(v, torch.Tensor)}
+    tensors = {f"x{i}": _plain(v.detach()) for i, v in enumerate(values) if isinstance(v, torch.Tensor)}
     file = path.with_suffix(".safetensors")
     save_file(tensors, str(file))
     lines = []
     for i, value in enumerate(values):
         if isinstance(value, torch.Tensor):
-            empty = f"torch.empty_strided({tuple(value.shape)}, {tuple(value.stride())}, dtype={value.dtype})"
-            grad = ".requires_grad_()" * value.requires_grad
-            lines.append(f"{empty}.copy_(stored['x{i}']).to({str(value.device)!r}){grad}")
+            stored = f"torch.view_as_complex(stored['x{i}'])" if value.is_complex() else f"stored['x{i}']"
+            if value.layout is torch.strided:
+                empty = f"torch.empty_strided({tuple(value.shape)}, {tuple(value.stride())}, dtype={value.dtype})"
+                stored = f"{empty}.copy_({stored})"
+            else:
+                stored = f"{stored}.to_sparse(layout={value.layout})"
+            lines.append(f"{stored}.to({str(value.device)!r}){'.requires_grad_()' * value.requires_grad}")
         else:
             lines.append(repr(value))
     listed = "".join(f"    {line},\n" for line in lines)

@@ -325,7 +325,7 @@ def _is_value(value: Any) -> bool:
 def run_in_halves(partition: Any, module: Any) -> Any:
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     names, inputs = [node.name for node in placeholders], [node.meta["val"] for node in placeholders]
-    late: set[Any] = set()  # what depends on tangents is of the backward
+    late: set[Any] = set()  # operators that depend on tangents belong to the backward
     for node in module.graph.nodes:
         if node.name.startswith("tangents_") or not late.isdisjoint(node.all_input_nodes):
             late.add(node)

@@ -28,7 +28,7 @@ from .report import StageResult
 from .search import Maker, made_gap, needed_of, smallest_wrong
 from .watched import Execution, GlobalGenerators, Log, copy_of_tensor
 
-# Whose operators run Python, or talk to other processes.
+# Namespaces with operators that run Python, or talk to further processes.
 _NAMESPACES = ("foregrad", "c10d", "_c10d_functional")
 
 
@@ -48,7 +48,7 @@ class Stages:
             for stage, suspect in self._of_joint_graph():
                 results.append(stage)
                 culprit = culprit or suspect
-        except Exception as error:  # a backend's passes may make what no kernel of eager's takes
+        except Exception as error:  # a backend's passes may make operators that eager's kernels don't take
             results.append(StageResult("decompositions and partition", None, _no_run(error)))
         for execution in self.log.executions:
             try:
@@ -74,7 +74,7 @@ class Stages:
             return [(StageResult("decompositions and partition", None, values), None)]
         results: list[tuple[StageResult, Culprit | None]] = []
         if table:
-            # Each decomposition is judged by itself: what these give together is rounding where each of them is.
+            # Each decomposition is judged by itself: if each differs only by rounding, all together do.
             generators = self.log.executions[0].generators
             culprit = first_in_decompositions(values.joint.module, values.inputs, table, generators)
             gap, verdict = (None, Verdict.EQUAL) if culprit is None else (culprit.gap, Verdict.WRONG)
@@ -230,12 +230,12 @@ def _runs_python(module: fx.GraphModule) -> bool:
 # --------------------------------------------------------------------------------------------------------- the capture
 # The first operator of a captured graph that eager does not run.
 #
-# Eager runs once more under a mode that notes each result by its content. A node of the graph, run on eager's
-# kernels, whose value eager never had is where the capture went wrong; with it goes the first operator of eager's
-# whose value the graph lacks.
+# Eager runs once more under a mode that notes each result by its content. A node of the graph, run on eager's kernels,
+# whose value eager never had is where the capture went wrong; the report adds the first eager operator with a value
+# that the graph lacks.
 #
-# The operators of eager's forward are a program as well. A few of them that are captured wrong by themselves are the
-# reproducer. There is none where it takes Python to go wrong.
+# The operators of eager's forward are a program as well. A few operators that are captured wrong by themselves are the
+# reproducer. A fault that needs Python has no reproducer.
 #
 # Known weakness: a value that eager has twice, once where the graph has it and once where it lacks it, is not missed.
 
@@ -252,7 +252,7 @@ class _NotedCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-    before: dict[int, torch.Tensor]  # by the ids of these
+    before: dict[int, torch.Tensor]  # by the ids of these tensors
 
 
 class EagerValues(ThreadDispatchMode):
@@ -270,7 +270,7 @@ class EagerValues(ThreadDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         before: dict[int, torch.Tensor] = {}
-        is_noted = self.is_forward and func is not _DETACH  # which autograd calls for what it saves
+        is_noted = self.is_forward and func is not _DETACH  # autograd calls it for saved tensors
         if is_noted:
             tensors = _tensors((args, kwargs))
             before = {id(t): copy_of_tensor(t).requires_grad_(t.requires_grad) for t in tensors}
@@ -337,7 +337,7 @@ def _piece(calls: Sequence[_NotedCall]) -> Piece | None:
     """Calls as a graph. A tensor from outside is an input, with its content from before its first use."""
     graph = fx.Graph()
     inputs: list[torch.Tensor] = []
-    nodes: dict[Any, fx.Node] = {}  # by the id of a tensor, and by its place: autograd makes another object of a view
+    nodes: dict[Any, fx.Node] = {}  # by a tensor's id, and by its place: autograd makes a second object of a view
 
     def note(tensor: torch.Tensor, node: fx.Node) -> None:
         nodes[id(tensor)] = nodes[_place(tensor)] = node

@@ -114,7 +114,7 @@ class _Verifier:
     like: CompiledFunction
     backend: str
     folder: str | None
-    calls_before: int = 0  # eager calls, which fill caches, before the first that is compiled
+    calls_before: int = 0  # eager calls to fill caches, before the first compiled call
 
     @property
     def name(self) -> str:
@@ -311,9 +311,9 @@ class Comparison:
 # -------------------------------------------------------------------------------------------- one side of a comparison
 # One side of a comparison: a copy of the function and its arguments, called and differentiated.
 #
-# A module and the arguments are copied, so that the user's stay as they are; a tensor that is no leaf becomes one.
-# What a plain function reaches by itself is not copied: tensors that it writes to are put back afterwards, other
-# objects that it changes are not.
+# A module and the arguments are copied, so that the user's stay as they are; a tensor that is no leaf becomes a leaf.
+# Objects that a plain function reaches by itself are not copied: tensors that it writes to are put back afterwards,
+# further objects are not.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -386,7 +386,10 @@ def make_side(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     memo: dict[int, Any] = {}
     is_module = isinstance(function, torch.nn.Module)
     for tensor in leaves_of((args, kwargs)):
-        if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        has_no_storage = type(tensor) is torch.Tensor and tensor.layout is not torch.strided
+        if has_no_storage or not tensor.is_leaf:
             memo[id(tensor)] = copy_of_tensor(tensor).requires_grad_(tensor.requires_grad)
     own: Any = function if is_module else None
     own, own_args, own_kwargs = copy.deepcopy((own, tuple(args), dict(kwargs)), memo)
@@ -415,7 +418,7 @@ def _differentiated(outputs: Mapping[str, Any], leaves: Mapping[str, torch.Tenso
         if not roots or not leaves:
             break
         tangents = [_tangent(root, generator) for root in roots]
-        gradients: Any = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             roots, list(leaves.values()), tangents, allow_unused=True, create_graph=depth < order
         )
         prefix = "gradient of " + prefix

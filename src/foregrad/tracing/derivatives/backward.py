@@ -15,7 +15,7 @@ from ..._torch.histories import have_hooks, lead_to, nodes_behind, noting_arriva
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view
 from ..._torch.wrappers import is_wrapper, parts_of
-from ...errors import ForegradError, UnsupportedError
+from ...errors import ForegradError, UnsupportedError, without_frames
 from ...frontend.openings import opener
 from ...graph.call_effects import KeepApart
 from ...graph.signature import GradientPaths
@@ -51,7 +51,7 @@ def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> An
 
 
 def _gradients_of(
-    outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[torch.Tensor], *, keep: bool
+    outputs: Sequence[object], leaves: Sequence[object], tangents: Sequence[torch.Tensor], *, keep: bool
 ) -> tuple[Sequence[Any], dict[int, Exception]]:
     """The gradients, and eager's errors for some outputs: then the gradients are the other outputs'.
 
@@ -69,7 +69,7 @@ def _gradients_of(
     return _run_backward([outputs[i] for i in good], leaves, [tangents[i] for i in good], keep=keep), failing
 
 
-def _failing(outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[Any]) -> dict[int, Exception]:
+def _failing(outputs: Sequence[object], leaves: Sequence[object], tangents: Sequence[object]) -> dict[int, Exception]:
     failing: dict[int, Exception] = {}
     for position, (output, tangent) in enumerate(zip(outputs, tangents, strict=True)):
         try:
@@ -94,8 +94,8 @@ class Backward:
         self.failing: dict[int, Exception] = {}
         self.raising: dict[int, Exception] = {}
         self.aside: dict[int, Exception] = {}
-        self.run = Run()  # what it did besides
-        self.arrived: list[InputRecord] = []  # the records of leaves, in the order in which their gradients are there
+        self.run = Run()  # its side effects
+        self.arrived: list[InputRecord] = []  # the records of leaves, in the order in which their gradients are ready
 
     def gradients(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor], *, keep: bool
@@ -139,7 +139,7 @@ class Backward:
             self.inputs.see_as_views(unlinked)
         return found
 
-    def _check_hooks(self, outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:
+    def _check_hooks(self, outputs: Sequence[Any], leaves: Sequence[object], tangents: Sequence[torch.Tensor]) -> None:
         """Raise where `backward()` does more than `torch.autograd.grad`, by hooks of leaves that the function made."""
         with self._recording(tangents):
             _run_backward(outputs, leaves, tangents, keep=True)
@@ -163,7 +163,7 @@ class Backward:
                     f"be the view that is given other sizes in place at {changes.where(view)} (`set_`, `.data = ...`); "
                     "use a tensor of its own."
                 )
-        return error.with_traceback(None)  # whose frames hold the call's arguments
+        return without_frames(error)
 
     def _has_unlinked(self) -> bool:
         """Whether views of tensors that require grad were made under no_grad, and something was written in place."""
@@ -294,7 +294,7 @@ class InnerGradients(Aspect):
         self.found: list[tuple[list[InputRecord], list[InputRecord], str]] = []
         self.was_asked = False
 
-    def note(self, outputs: Any, inputs: Any, **_: Any) -> None:
+    def note(self, outputs: Any, inputs: object, **_: object) -> None:
         """A call of `torch.autograd.grad` on stand-ins. Raises where eager would leave the function."""
         if self.recorder.in_backward:
             return  # that of the function itself
@@ -328,7 +328,7 @@ class InnerGradients(Aspect):
         ]
 
 
-def _flat(value: Any) -> Sequence[Any]:
+def _flat(value: object) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
@@ -336,7 +336,7 @@ def _flat(value: Any) -> Sequence[Any]:
 # Ways of a backward that lead to no input and raise: behind a Function marked `once_differentiable`.
 #
 # Eager runs them in `backward()`, which goes to every leaf, and not in `torch.autograd.grad` by an input. So the
-# outputs that lead there get a history that raises, beside the one that gives gradients.
+# outputs that lead there get a history that raises, beside the history that gives gradients.
 
 
 _DELAYED = "torch::autograd::Error"  # the node of `torch._C._functions.DelayedError`
@@ -373,7 +373,8 @@ def errors_behind(
 
 
 # -------------------------------------------------------------------- the backward of one capture
-# The backward of one capture: which outputs have gradients, which inputs those go to, and what leads nowhere.
+# The backward of one capture: the outputs with gradients, the inputs that the gradients go to, and the ways that lead
+# nowhere.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -99,8 +99,8 @@ class _Graph:
         live = [live.slot for live in recorder.late.live]
         tangents = [Tangent(origin.output_slots[i]) for i in recorded.given]
         seeds = [Tangent(output.slot) for output in recorded.sources]
-        self.own = effects_of(recorder, recorded.done, live, tangents)  # what the backward does that it is
-        self.later = effects_of(recorder, recorded.second_done, live, seeds)  # what its own backward does
+        self.own = effects_of(recorder, recorded.done, live, tangents)  # the effects of the backward that this graph is
+        self.later = effects_of(recorder, recorded.second_done, live, seeds)  # the effects of its own backward
         self.numbering.extend()
         gradient_of = ById(zip(recorded.variables, recorded.second, strict=True))
         wrapped = IdSet(self.later.leaves)
@@ -272,7 +272,7 @@ class Cut:
         origin = recorded.origin
         self.recorded, self.session = recorded, origin.session
         self.recorder, self.numbering = self.session.recorder, self.session.numbering
-        self.in_backward = False  # what is copied from now on is part of the backward
+        self.in_backward = False  # entries copied from now on belong to the backward
         self.copies: dict[int, Entry] = {}  # by number
         self.used: set[int] = set()
         self.sizes: dict[Entry, Any] = {}  # the numbers that saved sizes are
@@ -293,7 +293,7 @@ class Cut:
             )
         for i, (live, entry) in enumerate(zip(self.recorder.late.live, recorded.done.live, strict=True)):
             self.sources.append((ValueRef("live", i), Live(live.slot), entry, None, self._input(entry)))
-        self.late = [self._input(entry) for entry in recorded.second_done.live]  # the same in the backward of this
+        self.late = [self._input(entry) for entry in recorded.second_done.live]  # likewise in this backward's backward
         self.saved: dict[int, tuple[ValueRef, Slot, Entry, None, Entry]] = {}
         for place, number in recorded.saved:
             first = self.numbering.first[number]
@@ -347,8 +347,8 @@ class Cut:
         copy = Entry(entry.target, map_entries(entry.args, self._of), map_entries(entry.kwargs, self._of), entry.spec)
         copy.constant, copy.has_effect, copy.once = entry.constant, entry.has_effect, entry.once
         copy.origin, copy.sequence_nr, copy.recompute = entry.origin, entry.sequence_nr, entry.recompute
-        # What only the backward reads stays there, though an earlier backward on the tape has computed it too: the next
-        # derivative may want what it is computed from.
+        # A value that only the backward reads stays there, though an earlier backward on the tape has computed it too:
+        # the next derivative may need the value's operands.
         copy.is_backward = self.in_backward
         return copy
 
@@ -435,7 +435,7 @@ class Cut:
 
 
 # -------------------------------------------------------------------- derived effects
-# What the backwards of a capture do besides giving gradients, as outputs of their graphs and fields of signatures.
+# The effects of a capture's backwards, beyond gradients, as outputs of their graphs and fields of signatures.
 
 
 def written_by(recorder: Recorder, records: Sequence[InputRecord]) -> IdSet[torch.Tensor]:
@@ -458,7 +458,7 @@ class Outputs:
     entries: list[Entry]
     slots: list[Slot]
     effects: BackwardEffects
-    leaves: tuple[Any, ...]  # those whose gradients are wrapper subclasses
+    leaves: tuple[Any, ...]  # outputs with gradients that are wrapper subclasses
 
     def of(self, leaves: Sequence[torch.Tensor | None], live: tuple[int, ...]) -> BackwardEffects:
         """The effects of a graph with inputs that have the `leaves`; the backward writes to the inputs `live`."""
@@ -506,7 +506,7 @@ def _own_copy(recorder: Recorder, entry: Entry) -> Entry:
     return copy
 
 
-def check_outputs(recorder: Recorder, run: Run, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+def check_outputs(recorder: Recorder, run: Run, leaves: Sequence[object], paths: Sequence[str]) -> None:
     """No backward writes to the function's results."""
     where = {root.storage: place for root, place in run.written}
     for leaf, path in zip(leaves, paths, strict=True) if where else ():

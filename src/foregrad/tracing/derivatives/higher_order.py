@@ -23,7 +23,7 @@ from torch import fx
 from ..._torch.graphs import symbol_of
 from ..._torch.symbols import concrete, has_symbolic
 from ..._torch.wrappers import is_wrapper, parts_of
-from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError
+from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError, without_frames
 from ...frontend.openings import opener
 from ...graph.meta import UNDESCRIBED, TensorSpec, contiguous_strides
 from ...graph.slots import Grad, Part, Slot, Tangent
@@ -55,7 +55,7 @@ class Differentiation(RecordedBackward):
         results: Sequence[int],
         written: frozenset[int],
         case: BackwardCase,
-        at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
+        at_hand: Callable[[], tuple[Sequence[object], Sequence[object]]] = lambda: ((), ()),
     ) -> None:
         self.values = at_hand
         self.create_graph, self.pattern, self.kinds = case.create_graph, case.pattern, case.kinds
@@ -99,9 +99,9 @@ class Differentiation(RecordedBackward):
             with self.session.decisions.deriving(self.origin.known, self._at_hand):
                 return self._run()
         finally:
-            self.recorder.origins.forget()  # the frame of a backward, whose node holds what the session is part of
+            self.recorder.origins.forget()  # a backward's frame: its node holds this session's owner
 
-    def _at_hand(self) -> dict[int, Any]:
+    def _at_hand(self) -> dict[int, object]:
         """The call's real values by value number."""
         numbering = self.session.numbering
         saved, tangents = self.values()
@@ -206,7 +206,7 @@ class Differentiation(RecordedBackward):
         except ForegradError:
             raise
         except RuntimeError as error:
-            self.backward_error = error.with_traceback(None)  # whose frames hold tensors
+            self.backward_error = without_frames(error)
             return [None] * len(variables)
         recorder = self.recorder
         read = [None if g is None or is_wrapper(g) else recorder.entry_of(g) for g in found]
@@ -251,8 +251,8 @@ class Differentiation(RecordedBackward):
 # -------------------------------------------------------------------- tangents of other kinds
 # Stand-ins, made of plain fakes, for tangents of other kinds than the function was captured for.
 #
-# A size of such a tangent varies where a size of the result does: a number that is a size of the result in the call at
-# hand is taken to be that size.
+# A size of such a tangent varies where a size of the result varies: a number equal to a size of this call's result
+# counts as that size.
 
 
 def result_of(origin: ResumableTrace, kind: TangentKind) -> Any:
@@ -272,7 +272,9 @@ def with_tangents(origin: ResumableTrace, kinds: Sequence[TangentKind]) -> Resum
     return dataclasses.replace(origin, output_slots=tuple(slots), tangent_specs=tuple(specs)) if kinds else origin
 
 
-def tangents_of(origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Sequence[torch.Tensor]) -> Iterator[Any]:
+def tangents_of(
+    origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Sequence[torch.Tensor]
+) -> Iterator[object]:
     """The tangents of the `kinds`, made of fakes of their plain tensors."""
     rest = iter(fakes)
     for kind in kinds:
@@ -286,19 +288,19 @@ def tangents_of(origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Seq
             yield opener().wrap(kind.spec, parts)
 
 
-def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[Any]) -> TensorSpec:
+def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[object]) -> TensorSpec:
     """The layout of a plain tensor in the tangent of a result with varying sizes."""
     own = _sizes_of_result(spec.shape, kind, shape)
     return TensorSpec(own, contiguous_strides(own), spec.dtype, spec.device)
 
 
-def _at_capture(spec: Any, kind: TangentKind, shape: Sequence[Any]) -> Any:
+def _at_capture(spec: Any, kind: TangentKind, shape: Sequence[object]) -> Any:
     """The spec with the sizes that it would have had when the function was captured."""
     own = tuple(map(concrete, _sizes_of_result(spec.shape, kind, shape)))
     inner = tuple(None if held is None else _at_capture(held, kind, shape) for held in spec.inner)
     return dataclasses.replace(spec, shape=own, stride=contiguous_strides(own), inner=inner)
 
 
-def _sizes_of_result(numbers: Sequence[int], kind: TangentKind, shape: Sequence[Any]) -> tuple[Any, ...]:
+def _sizes_of_result(numbers: Sequence[int], kind: TangentKind, shape: Sequence[object]) -> tuple[Any, ...]:
     places = [place_of_size(number, dim, kind.shape) for dim, number in enumerate(numbers)]
     return tuple(number if place is None else shape[place] for number, place in zip(numbers, places, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ from ..values.decisions import Known, KnownDecisions
 
 aten = torch.ops.aten
 
-# Operators whose first argument is read by their derivative only when that is to be differentiated: it then starts
-# from the matrix, otherwise from its factors.
+# The derivative of these operators reads the first argument only if the derivative is itself to be differentiated: then
+# it starts from the matrix, otherwise from the factors.
 _READ_AGAIN = {
     aten._linalg_solve_ex.default,
     aten._linalg_det.default,
@@ -130,7 +130,7 @@ def read_again(tape: Tape) -> frozenset[str]:
 
 
 # -------------------------------------------------------------------- session
-# What is kept of a capture so that it can go on later: to differentiate the function once more.
+# The state of a capture that is kept so that it can go on later: to differentiate the function once more.
 
 
 class Session(Host):
@@ -146,7 +146,7 @@ class Session(Host):
         name: str,
         recorder: Recorder,
         aspects: Aspects,
-        known: dict[int, tuple[Any, torch.Tensor]],
+        known: dict[int, tuple[Callable[[], object], torch.Tensor]],
         *,
         has_hooks: bool,
     ) -> None:
@@ -161,7 +161,7 @@ class Session(Host):
         self.lifting = Lifting(self, recorder)
         self.decisions = KnownDecisions(recorder.decisions, self.numbering)
         self.written: IdSet[torch.Tensor] = IdSet()
-        recorder.resume(self, self.decisions, run_engine.__code__)  # nothing of the first capture, which has arguments
+        recorder.resume(self, self.decisions, run_engine.__code__)  # without the first capture: it has arguments
 
     def where(self) -> str:
         return f"the backward of `{self.name}`"

@@ -116,10 +116,10 @@ def _carries_gradients(fake: torch.Tensor) -> bool:
 
 
 # -------------------------------------------------------------------- handles
-# Handles: which input or graph output a tensor is a view of, and by which steps.
+# Handles: the input or graph output that a tensor is a view of, and the view's steps.
 #
-# A call takes views of inputs last, when all else has happened to these. A view that would be another one then is
-# refused: the input has other memory by now, or was made to require grad, or not to, since the function took the view.
+# A call takes views of inputs last, after all changes to the inputs. A view that would differ by then is refused: the
+# input has new memory, or its `requires_grad` changed, since the function took the view.
 
 
 aten = torch.ops.aten
@@ -173,7 +173,8 @@ def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None
     bases = (other.stand_in for other in analysis.inputs.records if whole is not None and other.real is whole)
     check_taken(analysis.recorder, value, at, (record.stand_in, *bases), path)
     steps = steps_between(value, at)
-    # Of one of several views made at once none may be taken, or used, once it is written: each link at its own time.
+    # Several views made at once may not be used, and no view of them may be taken, once one of them is written: each
+    # link is taken at its own time.
     is_barred = is_view(record.real) and not allows_writes(record.real) and is_moved(record)
     if is_barred or (value.fake is not None and not is_usable(value.fake)):
         for count, link in enumerate(_values_between(value, at), 1):
@@ -183,7 +184,7 @@ def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None
     return Handle(path, start.input, None, steps)
 
 
-def check_taken(recorder: Recorder, value: Value, base: Value, owners: Iterable[Any], path: str) -> None:
+def check_taken(recorder: Recorder, value: Value, base: Value, owners: Iterable[object], path: str) -> None:
     """Raise for a view, `value`, of `base`, if `requires_grad_()` or `detach_()` was called on a view between them, or
     on an owner after the view was taken. `owners`: the tensor that `base` was, and the one that this is a view of.
     """

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import types
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from ..tape.gradient_paths import other_leaves
 _TENSOR: Any = torch.Tensor
 _SET_GRAD = _TENSOR.grad.__set__
 _PARAMETER = torch.nn.Parameter
-_TABLES = {"vars", "__dict__", "__getstate__"}  # names in code by which it comes to all attributes of a tensor
+_TABLES = {"vars", "__dict__", "__getstate__"}  # names by which code reaches all attributes of a tensor
 _ATTRIBUTE = "{}.__dict__.get({name}, {absent})"
 
 Asked = InputRecord | OpenInput
@@ -52,7 +53,7 @@ class Facts:
         self.made: dict[tuple[Asked, str, Any], Any] = {}
         self.gradients = Gradients(inputs, self.note, where)
 
-    def ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def ask(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """The answer, or NotImplemented when the stand-in may answer."""
         rule = _RULES.get(func)
         if rule is None or not args or not isinstance(args[0], torch.Tensor):
@@ -68,7 +69,7 @@ class Facts:
         PyTorch asks so about its tensors for numbers: these are no inputs.
         """
         inputs = self.inputs
-        if is_wrapper(tensor):  # its class asks itself as it is taken apart; `attributes` sees to all of these
+        if is_wrapper(tensor):  # its class asks as the wrapper is taken apart; see `attributes`
             return
         if not is_stand_in(tensor) and tensor not in inputs.by_real and not inputs.sources.known(tensor):
             return
@@ -76,16 +77,16 @@ class Facts:
         if record is not None:
             self.note(record, _ATTRIBUTE, ABSENT, name)
 
-    def _table(self, record: Asked, func: Any = None) -> Any:
+    def _table(self, record: Asked, func: object = None) -> Any:
         """All attributes of a tensor may be asked for: guard the whole table."""
         self.note(record, ATTRIBUTES, tuple(record.real.__dict__))
         return NotImplemented
 
-    def note(self, record: Asked, question: str, value: Any, attribute: Any = None) -> None:
+    def note(self, record: Asked, question: str, value: object, attribute: Any = None) -> None:
         """Note the answer to a question: an expression with `{}` for the input, and with `{name}` for an attribute."""
         self.made.setdefault((record, question, attribute), value)
 
-    def attributes(self, names: set[str] | None) -> None:
+    def attributes(self, names: AbstractSet[str] | None) -> None:
         """The user's attributes of tensors, as far as code names them; `None`: code makes names up."""
         asked: list[Asked] = [*self.inputs.records, *self.inputs.wrappers.inputs]
         for record in asked:
@@ -96,7 +97,7 @@ class Facts:
                 self.inputs.reads.contents(value, f"{record.slot}.{name}")
                 if not of_python().is_of_library(type(value)) or type(value) is types.SimpleNamespace:
                     self.inputs.reads.contents(table_of(value), f"{record.slot}.{name}.__dict__")
-        for wrapper in self.inputs.wrappers.inputs:  # nothing tells what one is asked for in vain
+        for wrapper in self.inputs.wrappers.inputs:  # nothing tells of attributes that are asked for in vain
             there = wrapper.real.__dict__
             if names is not None:
                 absent = wrapper.told_apart(names - there.keys())
@@ -104,7 +105,9 @@ class Facts:
             elif not wrapper.is_of_torch:
                 self.note(wrapper, ATTRIBUTES, tuple(there))
 
-    def of(self, inputs: int, names: set[str], *, makes_up_names: bool) -> tuple[tuple[int, str, str | None, Any], ...]:
+    def of(
+        self, inputs: int, names: AbstractSet[str], *, makes_up_names: bool
+    ) -> tuple[tuple[int, str, str | None, Any], ...]:
         """The questions, by input number: the question, an attribute, the answer; see `attributes`. The wrappers come
         after all `inputs`. `names`: those in the code that ran, which may make up more.
         """
@@ -150,11 +153,11 @@ class Facts:
 
     def _is_leaf(self, record: Asked, func: Any) -> Any:
         self.note(record, "{}.is_leaf", record.real.is_leaf)
-        if not isinstance(record, InputRecord):  # its stand-in is made of those of its plain tensors
+        if not isinstance(record, InputRecord):  # the stand-in is made of its plain tensors' stand-ins
             return self._grad_fn(record, _TENSOR.grad_fn.__get__) is None
         return func(record.stand_in)
 
-    def _grad_fn(self, record: Asked, func: Any) -> Any:
+    def _grad_fn(self, record: Asked, func: Any) -> object:
         real = record.real
         self.note(record, "type({}.grad_fn)", type(real.grad_fn))
         node = func(record.stand_in)
@@ -166,7 +169,7 @@ class Facts:
         self.note(record, "{}._version", version)
         return version + func(record.stand_in) - record.start_version
 
-    def _base(self, record: Asked, func: Any) -> Any:
+    def _base(self, record: Asked, func: object) -> Any:
         self._is_view(record, func)
         if record.real._base is None:
             return None
@@ -174,17 +177,17 @@ class Facts:
             f"the base of `{record.slot}` is asked for at {self.where()}: pass that tensor as an argument instead."
         )
 
-    def _is_view(self, record: Asked, func: Any) -> Any:
+    def _is_view(self, record: Asked, func: object) -> bool:
         self.note(record, "{}._base is None", record.real._base is None)
         return record.real._base is not None
 
-    def _offset(self, record: Asked, func: Any) -> Any:
+    def _offset(self, record: Asked, func: object) -> Any:
         if not isinstance(record, InputRecord):
             return NotImplemented
         self.note(record, "{}.storage_offset()", record.real.storage_offset())
         return NotImplemented
 
-    def _storage(self, record: Asked, func: Any) -> Any:
+    def _storage(self, record: Asked, func: object) -> object:
         if not isinstance(record, InputRecord):
             return NotImplemented
         size = record.real.untyped_storage().nbytes()
@@ -196,26 +199,26 @@ class Facts:
             )
         return NotImplemented
 
-    def _hooks(self, record: Asked, func: Any) -> Any:
+    def _hooks(self, record: Asked, func: Any) -> object:
         self.note(record, "{}._backward_hooks is None", record.real._backward_hooks is None)
         return func(record.real)
 
-    def _retains(self, record: Asked, func: Any) -> Any:
+    def _retains(self, record: Asked, func: Any) -> object:
         self.note(record, "{}.retains_grad", record.real.retains_grad)
         return record.real.retains_grad or func(record.stand_in)
 
-    def _of_memory(self, record: Asked, func: Any) -> Any:
+    def _of_memory(self, record: Asked, func: Any) -> object:
         answer = func(record.real)
         self.note(record, f"{{}}.{func.__name__}()", answer)
         return answer
 
-    def _address(self, record: Asked, func: Any) -> Any:
+    def _address(self, record: Asked, func: object) -> object:
         raise UnsupportedError(
             f"the address of `{record.slot}` is asked for at {self.where()}: it differs in each call. "
             "Compute with the tensor itself, or mark the function that asks with `foregrad.eager_region`."
         )
 
-    def _grad(self, record: Asked, func: Any) -> Any:
+    def _grad(self, record: Asked, func: Any) -> object:
         if isinstance(record, InputRecord):
             return self.gradients.read(record)
         real, stand_in, source = record.real, record.stand_in, record.source
@@ -234,7 +237,7 @@ class Facts:
         )
         return grad
 
-    def _set_grad(self, record: Asked, func: Any, value: Any = None) -> Any:
+    def _set_grad(self, record: Asked, func: object, value: object = None) -> object:
         if isinstance(record, InputRecord):
             self.gradients.set(record, value)
             return NotImplemented
@@ -244,16 +247,16 @@ class Facts:
                 "outside the compiled function, for example by the optimizer's `zero_grad()`."
             )
         self.note(record, "{}.grad is None", True)
-        return NotImplemented  # what it is set to is looked at when the function has run: see `_check_tensors`
+        return NotImplemented  # the assigned value is looked at when the function has run: see `_check_tensors`
 
-    def _accumulated(self, record: Asked, func: Any) -> Any:
+    def _accumulated(self, record: Asked, func: object) -> object:
         raise UnsupportedSideEffectError(
             f"a hook is put on {record.slot} at {self.where()} (`register_post_accumulate_grad_hook`), where it would "
             "stay after the call. Put it there outside the compiled function."
         )
 
 
-_RULES: dict[Any, Callable[[Facts, Asked, Any], Any]] = {
+_RULES: dict[object, Callable[[Facts, Asked, Any], object]] = {
     _TENSOR.is_leaf.__get__: Facts._is_leaf,
     _TENSOR.grad_fn.__get__: Facts._grad_fn,
     _TENSOR._version.__get__: Facts._version,
@@ -275,11 +278,11 @@ _RULES: dict[Any, Callable[[Facts, Asked, Any], Any]] = {
 
 
 # -------------------------------------------------------------------- gradients
-# `.grad` of the inputs while a function runs: what it holds when the call begins, and what it is left holding.
+# `.grad` of the inputs while a function runs: its value when the call begins, and when the call ends.
 #
 # A stand-in gets a `.grad` of its own when the function first sets it, or runs a backward that adds to it: autograd
-# then does with the stand-in what eager does with the tensor. The gradient that is there at entry is one more input.
-# What is there at the end is one more output, which each call sets.
+# then treats the stand-in as eager treats the tensor. The gradient at entry is one more input. The gradient at the end
+# is one more output, and each call sets it.
 
 
 @dataclasses.dataclass(slots=True)
@@ -303,7 +306,7 @@ class Gradients(Aspect):
 
     # ---------------------------------------------------------------- while the function runs
 
-    def read(self, record: InputRecord) -> Any:
+    def read(self, record: InputRecord) -> torch.Tensor | None:
         """The program's `tensor.grad`."""
         if record in self._held:
             found = own_gradient(record.stand_in)
@@ -318,7 +321,7 @@ class Gradients(Aspect):
             return real.grad
         return own_gradient(record.stand_in) if record.stand_in.is_leaf else None
 
-    def set(self, record: InputRecord, value: Any) -> None:
+    def set(self, record: InputRecord, value: object) -> None:
         """Before the program sets `tensor.grad`."""
         if self._is_over or not record.real.is_leaf:
             why = "not a leaf" if not self._is_over else "in the backward"
@@ -332,7 +335,7 @@ class Gradients(Aspect):
 
     def accumulating(self, roots: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Context: autograd's engine adds the gradients of `roots` to `.grad`, and calls the hooks of tensors."""
-        if self._is_over:  # a backward of the capture's own, which puts `.grad` back
+        if self._is_over:  # the capture's own backward puts `.grad` back
             return contextlib.nullcontext()
         by_stand_in = self.inputs.by_stand_in
         if not all(is_stand_in(root) or is_wrapper(root) for root in roots):
@@ -427,7 +430,7 @@ class Gradients(Aspect):
 
 def check_new_leaves(
     name: str,
-    results: Sequence[Any],
+    results: Sequence[object],
     infos: Sequence[OutputInfo],
     known: IdSet[Any],
     fakes: Sequence[torch.Tensor | None],

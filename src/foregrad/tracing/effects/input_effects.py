@@ -31,7 +31,7 @@ from .analysis import Analysis
 aten = torch.ops.aten
 
 # -------------------------------------------------------------------- writes
-# Inputs that the function wrote to: what the graph gives them, which sizes they take on, whose versions move.
+# Inputs that the function wrote to: their values from the graph, their new sizes, and the versions that move.
 
 
 def written_through_bases(inputs: Inputs) -> dict[InputRecord, InputRecord]:
@@ -106,7 +106,7 @@ def _add_write(analysis: Analysis, index: int, record: InputRecord, is_written_t
     # Sizes that change in place count by themselves, where no write does.
     counted = is_moved(record) and (bool(writes) or InplaceView not in kinds)
     written = _is_written(record) or is_written_through_views
-    # What it was before it was given other memory has no history any more.
+    # The tensor from before its memory was replaced has no history any more.
     differentiable = written and is_written_with_history(record) and SetData not in kinds
     if not written or (counted and not differentiable and initial.storage.generation == 0):
         return counted and InplaceView not in kinds
@@ -174,7 +174,7 @@ def _counted_with(others: set[int], records: list[InputRecord], index: int) -> b
 
 
 # -------------------------------------------------------------------- other memory
-# Inputs that take another tensor's memory over: `set_`, and assignments to `.data`.
+# Inputs that take over a tensor's memory: `set_`, and assignments to `.data`.
 
 
 def add_swap(analysis: Analysis, index: int, memory: Handle) -> None:
@@ -207,7 +207,7 @@ def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
 
 # -------------------------------------------------------------------- looks of gradients
 # Inputs that change sizes or dtype and have gradients. Autograd fixes the shape and dtype of a gradient from the input
-# when the node is created, which is before all that the call does to it.
+# when the node is created, before all changes that the call makes.
 
 
 def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> None:

@@ -84,7 +84,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
 # -------------------------------------------------------------------- outputs
 
 
-def _output(analysis: Analysis, leaf: Any, path: str) -> OutputInfo:
+def _output(analysis: Analysis, leaf: object, path: str) -> OutputInfo:
     inputs = analysis.inputs
     if isinstance(leaf, torch.SymFloat):
         value = analysis.recorder.decisions.numbers.entry_of(leaf)
@@ -205,16 +205,16 @@ def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
 
 
 # -------------------------------------------------------------------- results that are objects of their own
-# Results as Python objects: which are parameters, and what attributes the function set on them.
+# Results as Python objects: parameters among them, and attributes that the function set on them.
 
 
-def parameters_made(results: Sequence[Any], known: Container[Any]) -> list[MakeParameter]:
+def parameters_made(results: Sequence[object], known: Container[object]) -> list[MakeParameter]:
     """Effects for the results that are parameters which the function made; `known`: results that are inputs."""
     return [MakeParameter(EffectTarget(at)) for at, t in _made(results, known) if type(t) is torch.nn.Parameter]
 
 
 def attributes_set(
-    name: str, results: Sequence[Any], paths: Sequence[str], known: Container[Any]
+    name: str, results: Sequence[object], paths: Sequence[str], known: Container[object]
 ) -> list[GiveAttribute]:
     """An effect for each attribute that the function set on a result which it made."""
     found = [(at, key, value) for at, t in _made(results, known) for key, value in t.__dict__.items()]
@@ -227,13 +227,13 @@ def attributes_set(
     return [GiveAttribute(EffectTarget(at), key, value) for at, key, value in found]
 
 
-def _made(results: Sequence[Any], known: Container[Any]) -> list[tuple[int, torch.Tensor]]:
+def _made(results: Sequence[object], known: Container[object]) -> list[tuple[int, torch.Tensor]]:
     first = ById((t, at) for at, t in reversed(list(enumerate(results))) if is_stand_in(t))
     return [(at, t) for t, at in first.items() if t not in known]
 
 
 # -------------------------------------------------------------------- outputs that share memory
-# Outputs in memory that is no input's: which graph output gives each of these memories.
+# Outputs in memory that is no input's: the graph output that gives each such memory.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class _Member:
     value: Value
 
 
-def tensor_outputs(analysis: Analysis, leaves: list[Any], paths: list[str]) -> dict[Storage, list[_Member]]:
+def tensor_outputs(analysis: Analysis, leaves: list[object], paths: list[str]) -> dict[Storage, list[_Member]]:
     """Outputs in memory that is no input's, by their storage; each tensor once."""
     recorder, inputs = analysis.recorder, analysis.inputs
     by_storage: dict[Storage, list[_Member]] = {}
@@ -273,7 +273,7 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
         first, path, value = group[0].tensor, group[0].path, group[0].value
         _separate(recorder, value.root)
         if _is_given_only(inputs, group) or _owns_more(inputs, group):
-            root = value.root  # an input comes to own all of this memory
+            root = value.root  # an input comes to own the whole memory
             whole = Base(tuple(Output(member.path) for member in group))
             output = analysis.add(whole, root.read(recorder.emit), root.spec, None)
             bases[key] = BaseOutput(root, output, ())
@@ -283,11 +283,11 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
             entry = value.read(recorder.emit)
             is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
             if is_view_here and (entry.tensor.offset != value.spec.offset or not value.spec.is_dense):
-                value.generation = -1  # what was written to a view, seen where the view is
+                value.generation = -1  # a write to a view, seen where the view is
                 entry = value.read(recorder.emit)
             is_data = any(above.view is not None and above.view.op is take_data for above in chain_of(value))
             if is_data and not first.requires_grad:
-                # What autograd has saved of this memory keeps a version counter of its own.
+                # A tensor that autograd saved of this memory keeps a version counter of its own.
                 output = analysis.add(Base((Output(path),)), entry, value.spec, None)
                 bases[key] = BaseOutput(value, output, (ViewStep(take_data, (), (), None, id(value), True),))
                 continue
@@ -299,7 +299,7 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
         own = [member.path for member in group if member.tensor is base.fake]
         slot = Output(own[0]) if own else Base(tuple(Output(member.path) for member in group))
         leaf = is_marked(base.fake)
-        if leaf and base.parent is not None:  # no view of what it was before its sizes changed: that is no leaf
+        if leaf and base.parent is not None:  # not of the tensor from before a resize: that tensor is no leaf
             entry = recorder.emit(aten.detach.default, entry, spec=base.spec)
         bases[key] = BaseOutput(base, analysis.add(slot, entry, base.spec, base.fake), (), leaf, base.fake)
         if leaf:

@@ -24,7 +24,7 @@ class RetainedGradients(Aspect):
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.retained: IdSet[torch.Tensor] = IdSet()
 
-    def retain(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def retain(self, function: Any, args: Any, kwargs: dict[str, object]) -> object:
         self.retained.add(args[0])
         return function(*args, **kwargs)
 

@@ -110,7 +110,7 @@ class Value:
         self.parent = parent
         self.view = view
         self.original = entry
-        self.is_written_through = False  # some write went to this value or to a view of it
+        self.is_written_through = False  # this value or a view was written to
         self._storage: Storage | None = None if parent is None else parent.storage
         self.generation = 0 if self._storage is None else self._storage.generation
         self.born = 0 if parent is None else now()
@@ -204,7 +204,7 @@ class Value:
             storage.is_touched = True
             self.mark_written()
             if storage.is_input and storage.generation == 0 and storage.root.entry is not None:
-                storage.root.separate(emit)  # what it was may be saved, and counts no write
+                storage.root.separate(emit)  # the value from before may be saved, and counts no write
             return
         if self.parent is None:
             new = self._laid_out(emit, new)
@@ -215,7 +215,7 @@ class Value:
             storage.last_scatter = None
         assert isinstance(new.spec, TensorSpec)
         if self.parent is not None and self.spec.overlaps_itself:
-            self.generation = -1  # other elements of it may have changed with those written
+            self.generation = -1  # further elements may have changed with the written ones
         elif self.parent is None or _is_like(new.spec, self.spec):
             self.entry = new
             self.generation = storage.generation
@@ -248,7 +248,7 @@ class Value:
         if spec.same_layout(self.spec) and (spec.conj, spec.neg) == (self.spec.conj, self.spec.neg):
             return new
         assert self.original is not None
-        plain = without_bits(self.spec)  # which is what a copy is
+        plain = without_bits(self.spec)  # a copy is such an operator
         return with_bits(
             emit,
             emit(aten.copy.default, self.original, with_bits(emit, new, self.spec, plain), spec=plain),
@@ -264,7 +264,7 @@ def _is_like(spec: TensorSpec, other: TensorSpec) -> bool:
 
 
 # -------------------------------------------------------------------- chains of views
-# From a value back to what it is a view of, and from an entry back to what made its memory.
+# From a value back to its base, and from an entry back to the operator that made its memory.
 
 
 def chain_of(value: Value) -> list[Value]:
@@ -280,7 +280,7 @@ def is_from_custom_function(value: Value, tensor: torch.Tensor) -> bool:
     chain, node = chain_of(value), history_of(tensor)
     inputs = [link.fake for link in chain if link.fake is not None and (link.view is None or link.view.made is None)]
     ends = list(map(history_of, inputs))  # the stand-in of a tensor that is no leaf is a Function's result itself
-    for link in chain:  # each has a node, save those taken inside the Function, and views by their place
+    for link in chain:  # each has a node, but for nodes inside the Function, and views by their place
         if link.view is None or link.view.made is None or node is None or node in ends:
             return False
         if isinstance(node, torch.autograd.function.BackwardCFunction):
@@ -321,12 +321,12 @@ def not_own(entries: list[Entry]) -> frozenset[int]:
 
 
 # -------------------------------------------------------------------- kernels on copies of memory
-# Writes whose result depends on the order in which a kernel goes: done by that kernel, on a copy of the memory.
+# Writes with a result that depends on the kernel's order: the kernel itself does them, on a copy of the memory.
 #
-# A tensor may have several elements in one place (as `unfold` gives), or overlap another one that the operator reads or
-# writes too. What such a write leaves is what the kernel leaves, whichever it wrote last: no functional operator says
-# so. It becomes one node, a `RunOnStorageCopies`, that copies the memory, lays the tensors on the copy as they lay on
-# the original, and runs the operator there.
+# A tensor may have several elements in one place (as `unfold` gives), or overlap a second operand. The result of such a
+# write depends on the element that the kernel wrote last: no functional operator says so. It becomes one node, a
+# `RunOnStorageCopies`, that copies the memory, lays the tensors on the copy as they lay on the original, and runs the
+# operator there.
 
 
 At = tuple[int, int | None]  # an argument by position, and for a list of tensors by index
@@ -378,7 +378,7 @@ class RunOnStorageCopies:
         self.__qualname__ = self.__name__
         self.__module__ = __name__
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
+    def __call__(self, *args: Any) -> tuple[object, ...]:
         count = len(self.memories)
         copies = [_copied(tensor, spec) for tensor, spec in zip(args[:count], self.memories, strict=True)]
         flat = [_flat(copy, spec) for copy, spec in zip(copies, self.memories, strict=True)]

@@ -94,7 +94,7 @@ class MetadataChanges:
         self.recorder.values[tensor] = value = Value(tensor, None, self.recorder.spec_of(tensor), source, view)
         value.generation = -1
         if source.fake is tensor:
-            source.fake, source.became = None, value  # its sizes are no longer those of `source`
+            source.fake, source.became = None, value  # its sizes differ from `source` by now
         return value
 
     def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
@@ -121,7 +121,7 @@ class MetadataChanges:
         value.storage.changes.append(Change(self.log.note(Detach(-1), tensor, value), tensor))
         self.changed_at[tensor] = self.recorder.origins.here()
 
-    def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+    def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: object) -> Any:
         rec = self.recorder
         old = rec.value_of(tensor)
         had = old.root.spec
@@ -156,7 +156,7 @@ class MetadataChanges:
     def require_unshared(self, value: Value, what: str) -> None:
         """Raise for a tensor that gets more memory while a second tensor shares its present memory."""
         rec = self.recorder
-        # A new tensor reaches the program through a detach: what it was detached from is nobody's.
+        # A new tensor reaches the program through a detach: the tensor before the detach is nobody's.
         chain = [value]
         while chain[-1].view is not None and chain[-1].view.op in IDENTITIES and chain[-1].parent is not None:
             chain.append(chain[-1].parent)
@@ -171,16 +171,16 @@ class MetadataChanges:
 
 
 # -------------------------------------------------------------------- the log
-# The effect log while it is recorded: what happened to tensors in place, by one sequence number.
+# The effect log while it is recorded: changes of tensors in place, by one sequence number.
 #
-# An entry is the one that a call replays, but for what is known only once the function has run: which input or result
-# it happens to, and whose memory that is given.
+# A call replays the entry itself. Two facts are added once the function has run: the input or result that the entry
+# changes, and the tensor that gets the memory.
 
 
 SOMETHING = Handle("")  # the source of memory that is not known yet
 
 
-class Event(NamedTuple):  # whose `__new__` Dynamo leaves alone, unlike a dataclass's `__init__`, that gets tensors
+class Event(NamedTuple):  # no dataclass: Dynamo would trace an `__init__` that gets tensors
     """A change of `tensor` at the time `at`; `value` is its value until then.
 
     `required_grad`: so it did until then. `after`: what it is since it was given other memory.
@@ -223,7 +223,7 @@ class EventLog:
 
 
 # -------------------------------------------------------------------- what an input was
-# What an input was at one time and another, as the log tells.
+# An input's state at a given time, by the log.
 
 
 def keeps_history(view: torch.Tensor) -> bool:

@@ -34,7 +34,7 @@ def check_lists(targets: list[torch.Tensor], origins: Origins) -> None:
         raise written_by_lists("a tensor", user_line(origins.here()))
 
 
-def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
+def check_write(func: object, args: object, kwargs: object, targets: list[torch.Tensor]) -> None:
     """Raise the kernel's error about elements of `targets` that share a place, and about dtypes."""
     if not _is_suspicious(func, targets, args) or any(map(is_symbolic_tensor, (*targets, *tensors_in(args)))):
         return
@@ -47,11 +47,11 @@ def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) 
         pass  # zeros don't suit it: about places it has nothing to say
 
 
-def _has_other_dtype(func: Any, args: Any) -> bool:
+def _has_other_dtype(func: object, args: Any) -> bool:
     return func is torch.ops.aten.index_put_.default and args[0].dtype is not args[2].dtype
 
 
-def _answers_apart(func: Any, args: Any, kwargs: Any) -> bool:
+def _answers_apart(func: object, args: object, kwargs: object) -> bool:
     """Whether the kernel answers for equal sizes without shared places: else zeros don't suit it."""
     try:
         ask_kernel(func, args, kwargs, apart=True)
@@ -89,7 +89,7 @@ _TYPE_NAMES = {
 }
 
 
-def _is_suspicious(func: Any, targets: list[torch.Tensor], args: Any) -> bool:
+def _is_suspicious(func: Any, targets: list[torch.Tensor], args: object) -> bool:
     if _has_other_dtype(func, args):
         return True
     for target in targets:
@@ -103,7 +103,7 @@ def _is_suspicious(func: Any, targets: list[torch.Tensor], args: Any) -> bool:
     return False
 
 
-def is_symbolic_tensor(value: Any) -> bool:
+def is_symbolic_tensor(value: object) -> bool:
     """Whether it is a tensor with a symbolic size or stride."""
     return isinstance(value, torch.Tensor) and has_symbolic((*value.size(), *value.stride()))
 
@@ -134,7 +134,7 @@ class _Replicas:
         self.made: ById[torch.Tensor, torch.Tensor] = ById()
         self.memory: dict[int, torch.UntypedStorage] = {}
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         if isinstance(value, torch.Tensor):
             made = self.made.get(value)
             if made is None:
@@ -163,7 +163,7 @@ class _Replicas:
 class _Apart(_Replicas):
     """Dense zeros of the sizes of fakes; no two share memory."""
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         if not isinstance(value, torch.Tensor):
             return super().of(value)
         self.nbytes += value.numel() * value.element_size()

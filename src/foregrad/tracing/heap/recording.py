@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from types import CodeType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -20,41 +19,10 @@ from ..tape.origin import Made, Origins
 from ..tape.tape import Entry, Learned, Tape
 from .alias import Value
 
-Watch = Callable[[Any, Sequence[Entry]], None]
+if TYPE_CHECKING:
+    from ...frontend.answers import PlacesRead, StateOfRun
 
-
-class StateOfRun(Protocol):
-    """Python's state around one run of the function: an annex makes one for each run.
-
-    `before` is the state as the call met it; `own` and `journals` note the run's writes, `writes` are each call's, of
-    the values in `spec`; `made` is what the run made, `given_back` the objects outside that hold some of it.
-    """
-
-    before: Any
-    own: Any
-    journals: Any
-    reads: Any
-    writes: tuple[Any, ...]
-    spec: Any
-    made: Any
-    given_back: Any
-
-    def put_stand_ins(self, where: Callable[[], str]) -> None: ...
-    def begins(self, code: CodeType) -> None: ...
-    def take_stand_ins(self) -> None: ...
-    def raise_failed(self) -> None: ...
-    def needs_another_run(self) -> bool: ...
-    def stumbled(self, *, is_foreign: bool) -> bool: ...
-    def outputs(self, result: Any, unwrap: Any, more: Any) -> tuple[list[Any], list[str], Any]: ...
-    def reached(self) -> dict[type, frozenset[int]]: ...
-    def settle(self) -> None: ...
-    def give_up(self, *, is_interrupted: bool) -> None: ...
-    def check_taken_over(self, name: str) -> None: ...
-    def enter(self, module: torch.nn.Module) -> None: ...
-    def as_it_is(self, region: str, who: str) -> contextlib.AbstractContextManager[None]: ...
-    def knows(self, value: Any) -> bool: ...
-    def varies(self, value: Any) -> bool: ...
-    def changed_since(self) -> Callable[[], str | None]: ...
+Watch = Callable[[object, Sequence[Entry]], None]
 
 
 class Host(Hooks):
@@ -72,21 +40,21 @@ class Host(Hooks):
     learned: Learned | None = None
     lifting: Any  # the mode of stand-ins
     state: StateOfRun
-    reads: Any  # the places that the run looked at of Python's state
+    reads: PlacesRead
 
-    def knows(self, value: Any) -> bool:
+    def knows(self, value: object) -> bool:
         """Whether an object is older than the call, and one object in all calls."""
         raise NotImplementedError
 
-    def met(self, value: Any) -> bool:
+    def met(self, value: object) -> bool:
         """Whether an object is older than the run: also an argument's object, though callers may change it."""
         raise NotImplementedError
 
-    def varies(self, value: Any) -> bool:
+    def varies(self, value: object) -> bool:
         """Whether an object is an argument or an argument's item: a different object in each call."""
         raise NotImplementedError
 
-    def gives_back(self, value: Any) -> bool:
+    def gives_back(self, value: object) -> bool:
         """Whether the run made an object and returned it, or left it in an object from outside."""
         raise NotImplementedError
 
@@ -110,15 +78,15 @@ class Host(Hooks):
         """The user's line."""
         raise NotImplementedError
 
-    def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        swapped: tuple[tuple[Any, ...], dict[str, Any]] = self.lifting.swap(args, kwargs)
+    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        swapped: tuple[tuple[object, ...], dict[str, object]] = self.lifting.swap(args, kwargs)
         return swapped
 
-    def engine(self, roots: Sequence[Any] | None) -> contextlib.AbstractContextManager[None]:
+    def engine(self, roots: Sequence[object] | None) -> contextlib.AbstractContextManager[None]:
         context: contextlib.AbstractContextManager[None] = self.lifting.in_engine(roots)
         return context
 
-    def accumulating(self, roots: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    def accumulating(self, roots: Sequence[object]) -> contextlib.AbstractContextManager[None]:
         """The context for adding gradients of `roots` to `.grad`."""
         return contextlib.nullcontext()
 
@@ -139,24 +107,24 @@ class Host(Hooks):
         """Before `tensor.requires_grad_()`, or an assignment: whether to do it."""
         return False
 
-    def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
+    def on_detach(self, tensor: torch.Tensor, run: Callable[[], object]) -> None:
         """In place of `tensor.detach_()`; `run()` does it."""
         run()
 
-    def on_hook(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
+    def on_hook(self, tensor: torch.Tensor, hook: object, handle: object) -> None:
         """A hook was registered on a tensor."""
 
-    def hook_instead(self, hook: Any) -> Any:
+    def hook_instead(self, hook: object) -> object:
         """The substitute that is registered for a hook."""
         return hook
 
-    def on_gradient(self, *args: Any, **kwargs: Any) -> None:
+    def on_gradient(self, *args: object, **kwargs: object) -> None:
         """`torch.autograd.grad` is called."""
 
-    def on_numpy(self, cls: Any) -> None:
+    def on_numpy(self, cls: object) -> None:
         """A custom Function hands a tensor to NumPy."""
 
-    def ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def ask(self, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """The answer to a question of the program about a tensor; NotImplemented: PyTorch answers."""
         return NotImplemented
 
@@ -164,7 +132,7 @@ class Host(Hooks):
 class OpaqueTensors(Protocol):
     """The aspect that owns a recorder's tensors without a known memory."""
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: object, args: object, kwargs: object) -> Any:
         """An operator's result for a tensor of the kind among its arguments; `NotImplemented` where there is none."""
 
     def refused(self) -> Exception:
@@ -184,7 +152,7 @@ class Recording(Protocol):
     is_symbolic: bool
     has_absent: bool  # some tensor stands for a tangent that is not there
     recompute: Any
-    # Other parts of the same recorder.
+    # Further parts of the recorder.
     changes: Any
     writes: Any
     checks: Any
@@ -200,19 +168,19 @@ class Recording(Protocol):
 
     def watched(self, watch: Watch) -> contextlib.AbstractContextManager[None]: ...
 
-    def in_region(self, tag: Any) -> contextlib.AbstractContextManager[None]: ...
+    def in_region(self, tag: object) -> contextlib.AbstractContextManager[None]: ...
 
-    def entry(self, target: Any, args: Any, kwargs: Any, is_random: bool) -> Entry: ...
+    def entry(self, target: object, args: object, kwargs: object, is_random: bool) -> Entry: ...
 
-    def emit(self, target: Any, *args: Any, kwargs: Any = None, spec: Any = None) -> Entry: ...
+    def emit(self, target: object, *args: object, kwargs: object = None, spec: Any = None) -> Entry: ...
 
     def made(self) -> Made: ...
 
     def where(self) -> str: ...
 
-    def to_entries(self, value: Any) -> Any: ...
+    def to_entries(self, value: object) -> Any: ...
 
-    def tensor_entry(self, value: Any) -> Entry: ...
+    def tensor_entry(self, value: object) -> Entry: ...
 
     def value_of(self, tensor: torch.Tensor) -> Value: ...
 
@@ -222,12 +190,12 @@ class Recording(Protocol):
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec: ...
 
-    def specs_of(self, out: Any) -> Any: ...
+    def specs_of(self, out: object) -> Any: ...
 
     def fake_of(self, spec: TensorSpec) -> torch.Tensor: ...
 
     def pure(self, plan: Any, args: Any, kwargs: Any) -> Any: ...
 
-    def kernels(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+    def kernels(self, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any: ...
 
-    def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+    def run_fake(self, func: object, args: object, kwargs: object) -> Any: ...

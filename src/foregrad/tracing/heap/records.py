@@ -31,7 +31,7 @@ class InputRecord:
         "start_version",
     )
 
-    def __init__(self, real: torch.Tensor, slot: Slot, argument: int | None, source: Any) -> None:
+    def __init__(self, real: torch.Tensor, slot: Slot, argument: int | None, source: object) -> None:
         self.real = real
         self.slot = slot
         self.argument = argument

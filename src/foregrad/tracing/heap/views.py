@@ -28,34 +28,34 @@ class Emit(Protocol):
     """Appends an operator to the tape."""
 
     def __call__(
-        self, target: Any, *args: Any, kwargs: dict[str, Any] | None = None, spec: TensorSpec | None = None
+        self, target: object, *args: object, kwargs: dict[str, object] | None = None, spec: TensorSpec | None = None
     ) -> Entry: ...
 
 
 Rule = Callable[[Emit, tuple[Any, ...], Entry, TensorSpec, Entry, "int | None"], Entry]
 
 
-def _argument(args: tuple[Any, ...], index: int, default: Any) -> Any:
+def _argument(args: tuple[object, ...], index: int, default: object) -> Any:
     return args[index] if len(args) > index else default
 
 
-def _select(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _select(emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
     return emit(aten.select_scatter.default, base, new, args[1], args[2], spec=spec)
 
 
-def _slice(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _slice(emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
     dim, start = _argument(args, 1, 0), _argument(args, 2, None)
     end, step = _argument(args, 3, None), _argument(args, 4, 1)
     return emit(aten.slice_scatter.default, base, new, dim, start, end, step, spec=spec)
 
 
-def _diagonal(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _diagonal(emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
     offset, dim1, dim2 = _argument(args, 1, 0), _argument(args, 2, 0), _argument(args, 3, 1)
     return emit(aten.diagonal_scatter.default, base, new, offset, dim1, dim2, spec=spec)
 
 
 def _pieces(sizes: list[int], dim: int) -> Rule:
-    def rule(emit: Emit, _args: Any, base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
+    def rule(emit: Emit, _args: object, base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
         assert index is not None
         start = sum(sizes[:index])
         return emit(aten.slice_scatter.default, base, new, dim, start, start + sizes[index], 1, spec=spec)
@@ -76,15 +76,17 @@ def _split_sizes(
     return _pieces(list(args[1]), _argument(args, 2, 0))(emit, args, base, spec, new, index)
 
 
-def _unbind(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
+def _unbind(
+    emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None
+) -> Entry:
     return emit(aten.select_scatter.default, base, new, _argument(args, 1, 0), index, spec=spec)
 
 
-def _transpose(emit: Emit, args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _transpose(emit: Emit, args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
     return emit(aten.transpose.int, new, args[1], args[2])
 
 
-def _t(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _t(emit: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
     return emit(aten.t.default, new)
 
 
@@ -101,7 +103,7 @@ def _unsqueeze(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, n
     return emit(aten.squeeze.dim, new, dim)
 
 
-def _reshape(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _reshape(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
     """Undo view, squeeze and the like: same elements, the base's shape."""
     assert isinstance(new.spec, TensorSpec)
     return emit(aten.view.default, _contiguous(emit, new), list(spec.shape))
@@ -114,23 +116,23 @@ def _contiguous(emit: Emit, new: Entry) -> Entry:
     return new
 
 
-def _identity(_e: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _identity(_e: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
     return new
 
 
-def _view_dtype(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _view_dtype(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
     assert isinstance(new.spec, TensorSpec)
     if any(stride % spec.dtype.itemsize for stride in new.spec.stride[:-1]):  # of dimensions of size 1 too
         new = emit(aten.clone.default, new, kwargs={"memory_format": torch.contiguous_format})
     return emit(aten.view.dtype, _contiguous(emit, new), spec.dtype)
 
 
-def _as_complex(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _as_complex(emit: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
     assert isinstance(new.spec, TensorSpec)
     return emit(aten.view_as_real.default, emit(aten.clone.default, new) if new.spec.conj else new)
 
 
-def _as_real(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _as_real(emit: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
     return emit(aten.view_as_complex.default, _contiguous(emit, new))
 
 
@@ -141,11 +143,11 @@ def _with_bits_of(base: TensorSpec, emit: Emit, new: Entry) -> Entry:
     return emit(aten.clone.default, new) if (spec.conj, spec.neg) > (base.conj, base.neg) else new
 
 
-def _conj(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _conj(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
     return _with_bits_of(spec, emit, emit(aten._conj.default, new))
 
 
-def _neg(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _neg(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
     return _with_bits_of(spec, emit, emit(aten._neg_view.default, new))
 
 
@@ -158,7 +160,7 @@ def _is_contiguous(spec: TensorSpec) -> bool:
     return True
 
 
-_RULES: dict[Any, Rule] = {
+_RULES: dict[object, Rule] = {
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
     aten.diagonal.default: _diagonal,
@@ -190,7 +192,7 @@ _RULES: dict[Any, Rule] = {
 _SELECTIONS = {_select, _slice, _diagonal, _split, _split_sizes, _unbind}
 
 
-def is_bijection(op: Any) -> bool:
+def is_bijection(op: object) -> bool:
     """Whether the view has all of its base's elements."""
     rule = _RULES.get(op)
     return rule is not None and rule not in _SELECTIONS
@@ -216,8 +218,8 @@ def undone(view: Entry, copy: Entry) -> Entry | None:
 
 def write_back(
     emit: Emit,
-    op: Any,
-    args: tuple[Any, ...],
+    op: object,
+    args: tuple[object, ...],
     index: int | None,
     base: Entry,
     base_spec: TensorSpec,
@@ -235,7 +237,7 @@ def write_back(
     return rule(emit, args, base, base_spec, new, index)
 
 
-def moved(spec: TensorSpec, offset: Any) -> TensorSpec:
+def moved(spec: TensorSpec, offset: object) -> TensorSpec:
     """The spec at a new place in memory."""
     if spec.offset is offset or spec.offset == offset:
         return spec
@@ -249,7 +251,7 @@ def without_bits(spec: TensorSpec) -> TensorSpec:
 def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: TensorSpec, new: Entry) -> Entry:
     """The base's entry after the elements at the places `view_spec` gives took the values `new`."""
     for is_set, op in ((base_spec.conj, aten._conj.default), (base_spec.neg, aten._neg_view.default)):
-        if is_set:  # PyTorch would resolve it, in memory of another layout
+        if is_set:  # PyTorch would resolve it, in memory of a new layout
             base, new = emit(op, base, spec=moved(without_bits(base_spec), _offset(base))), emit(op, new)
     if base_spec.conj or base_spec.neg:
         written = write_memory(emit, base, without_bits(base_spec), without_bits(view_spec), new)
@@ -258,7 +260,7 @@ def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: Tens
         return written
     shape, stride = list(view_spec.shape), list(view_spec.stride)
     for dim in range(len(shape)):
-        if stride[dim] == 0 and shape[dim] > 1:  # all of these are in one place, and alike
+        if stride[dim] == 0 and shape[dim] > 1:  # all elements are in one place, and alike
             new = emit(aten.slice.Tensor, new, dim, 0, 1)
             shape[dim] = 1
     if base.target is aten.view.dtype and _is_contiguous(base_spec):
@@ -275,7 +277,7 @@ def _offset(entry: Entry) -> Any:
 
 
 # -------------------------------------------------------------------- views taken again
-# A view operator and its arguments, and how it is taken again of another value of the tensor it was taken of.
+# A view operator and its arguments, and how the view is taken again of the base's next value.
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -286,11 +288,11 @@ class View:
     args: tuple[Any, ...]  # without the source
     kwargs: dict[str, Any]
     index: int | None
-    call: object  # one object for all outputs of one call
+    call: object  # one object for all outputs of a call
     grad_enabled: bool
     _: dataclasses.KW_ONLY
     is_member: bool = False  # an input's place in a memory that inputs share
-    made: Made | None = None  # where the program made it, its autograd sequence number, what was decomposed into it
+    made: Made | None = None  # the program's line, its autograd sequence number, the operator that was decomposed
 
     def is_same(self, other: View) -> bool:
         """Whether both give equal views of one tensor."""
@@ -334,7 +336,7 @@ def with_bits(emit: Emit, entry: Entry, one: TensorSpec, other: TensorSpec) -> E
     return entry
 
 
-def _single_output(view: View, source: TensorSpec) -> tuple[Any, tuple[Any, ...]] | None:
+def _single_output(view: View, source: TensorSpec) -> tuple[object, tuple[object, ...]] | None:
     """A one-output operator for one output of unbind or split."""
     index = view.index
     assert index is not None

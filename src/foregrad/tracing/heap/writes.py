@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..._torch.engine import plain_execution
 from ..._torch.nested import tensors_in
+from ..._torch.ops import OpOverload
 from ...graph.meta import TensorSpec
 from ...identity import ById, IdSet
 from ..tape.opinfo import CallOnCopies, OpInfo
@@ -41,7 +42,7 @@ class Writes:
 
     # ---------------------------------------------------------------- elements
 
-    def elements(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+    def elements(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """An operator that writes to the elements of some arguments, in place or through `out=`."""
         rec, func = self.recorder, info.op
         given = by_position(info, args, kwargs)
@@ -89,7 +90,9 @@ class Writes:
         """`tensor` takes the value of `new`: `copy_` below autograd, without a version count."""
         self._write(tensor, self._copied(tensor, new))
 
-    def _functional(self, info: OpInfo, args: Any, kwargs: Any, before: list[Any], out: Any) -> list[Entry]:
+    def _functional(
+        self, info: OpInfo, args: Sequence[object], kwargs: Mapping[str, object], before: list[Any], out: object
+    ) -> list[Entry]:
         """Record the functional form; bind its other results; return the entries for the written tensors."""
         rec, functional = self.recorder, info.functional
         assert functional is not None
@@ -121,7 +124,7 @@ class Writes:
         return flat_entries(results[len(own) :])
 
     def _on_copies(
-        self, info: OpInfo, given: dict[int, Any], before: list[Any], writes: tuple[int, ...], out: Any
+        self, info: OpInfo, given: dict[int, Any], before: list[Any], writes: tuple[int, ...], out: object
     ) -> list[Entry]:
         rec = self.recorder
         call = CallOnCopies(info.op, writes)
@@ -140,7 +143,7 @@ class Writes:
         return flat_entries([split(rec, p) for p in parts[len(returned) :]])
 
     def _in_memory(
-        self, info: OpInfo, before: list[Any], values: dict[At, Value], targets: list[torch.Tensor], out: Any
+        self, info: OpInfo, before: list[Any], values: dict[At, Value], targets: list[torch.Tensor], out: object
     ) -> None:
         """Run the operator itself on copies of the memories that it writes to."""
         rec = self.recorder
@@ -250,11 +253,11 @@ class Writes:
 
     # ---------------------------------------------------------------- hidden
 
-    def happen_in_hiding(self, info: OpInfo, args: Any) -> bool:
+    def happen_in_hiding(self, info: OpInfo, args: tuple[object, ...]) -> bool:
         """Batch norm updates its running statistics when it has them and is training."""
         return args[5] is True and all(args[i] is not None for i in info.hidden_writes)
 
-    def hidden(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+    def hidden(self, info: OpInfo, args: object, kwargs: object) -> Any:
         """Operators with a schema that keeps quiet about a write."""
         rec = self.recorder
         given = by_position(info, args, kwargs)
@@ -275,7 +278,7 @@ class Writes:
         return out
 
 
-_FILLS: dict[Any, Any] = {aten.zero_.default: 0, aten.fill_.Scalar: None}
+_FILLS: dict[object, object] = {aten.zero_.default: 0, aten.fill_.Scalar: None}
 
 
 def _at_start(spec: Any) -> Any:
@@ -304,16 +307,16 @@ def by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
     return given
 
 
-def as_tuple(out: Any) -> tuple[Any, ...]:
+def as_tuple(out: object) -> tuple[Any, ...]:
     if out is None:
         return ()
     return tuple(out) if isinstance(out, (list, tuple)) else (out,)
 
 
-def as_entries(rec: Recording, entry: Entry, result: Any) -> list[Any]:
+def as_entries(rec: Recording, entry: Entry, result: object) -> list[Any]:
     if isinstance(result, torch.Tensor):
         return [entry]
-    parts: list[Any] = split(rec, entry)
+    parts: list[object] = split(rec, entry)
     return parts
 
 
@@ -347,11 +350,12 @@ def bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
 
 
 _EXACT_UP_TO_BYTES = 1 << 22
-# Each element of the result is computed from those at its own place alone, though PyTorch does not tag them so.
+# These operators compute each element of the result from the elements at its place alone, though PyTorch does not tag
+# them so.
 _POINTWISE = {aten.copy_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor}
 
 
-def tensors_at(given: dict[int, Any]) -> dict[At, torch.Tensor]:
+def tensors_at(given: dict[int, object]) -> dict[At, torch.Tensor]:
     """The tensors among arguments and in lists of tensors, by place."""
     found: dict[At, torch.Tensor] = {}
     for position, value in given.items():
@@ -433,15 +437,16 @@ def _bytes_of(spec: TensorSpec, memory: torch.Tensor, start: int) -> torch.Tenso
     return memory.as_strided((*spec.shape, itemsize), (*(s * itemsize for s in spec.stride), 1), start)
 
 
-def draws_in_memory_order(func: Any, targets: list[torch.Tensor]) -> bool:
+def draws_in_memory_order(func: object, targets: list[torch.Tensor]) -> bool:
     """Whether the functional form would give other numbers: its result is contiguous, this tensor is not."""
     return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
 
 
-# Complex products are compiled twice, for operands in memories of their own and for others, and round differently.
+# Complex products are compiled twice, for operands in separate memories and for operands in shared memory, and round
+# differently.
 _PRODUCTS = {"mul_", "div_", "addcmul_", "addcdiv_", "addr_", "lerp_", "pow_", "square_", "reciprocal_"}
 
 
-def rounds_in_memory(func: Any, targets: list[torch.Tensor]) -> bool:
+def rounds_in_memory(func: OpOverload, targets: list[torch.Tensor]) -> bool:
     """Whether the functional form would round differently."""
     return targets[0].is_complex() and func._schema.name.removeprefix("aten::") in _PRODUCTS

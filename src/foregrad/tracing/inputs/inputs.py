@@ -6,7 +6,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -48,6 +48,9 @@ from ..values.sizes import SizeSymbols
 from .open_inputs import OpenInputs
 from .stand_ins import MemoryGroup, StandIns
 
+if TYPE_CHECKING:
+    from ...frontend.answers import PlacesRead, WalkedState
+
 aten = torch.ops.aten
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _FLOAT = TensorSpec((), (), torch.float64, torch.device("cpu"))
@@ -64,7 +67,7 @@ class Inputs:
         self.fake_mode = fake_mode
         self.unobserved: Callable[[torch.Tensor], torch.Tensor] = self.adopt_plain  # where the program is observed
         self.learned = learned
-        self.apart: set[InputRecord] = set()  # of those in one memory, see `_may_be_apart`
+        self.apart: set[InputRecord] = set()  # of inputs in one memory, see `_may_be_apart`
         self.shared_bases = learned.shared_bases  # views to be seen so, as their memory is written
         self.whole = learned.whole  # tensors to be seen as part of all of their memory
         self.viewed = learned.viewed  # tensors to be seen as views of their bases
@@ -74,11 +77,11 @@ class Inputs:
         self._by_memory: dict[int, InputRecord] = {}  # the first of each memory
         self.by_stand_in: ById[torch.Tensor, InputRecord] = ById()
         self.numbers: list[NumberRecord] = []
-        self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
+        self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, the inputs in it)
         self.recorder: Recorder
         self.stand_ins: StandIns
         self.wrappers: OpenInputs
-        self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of, or itself
+        self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with its base, or itself
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
         self.reads = of_python().Reads(self.as_they_are)
@@ -93,7 +96,7 @@ class Inputs:
         opened = next(iter(given("inputs that open")), OpenInputs)
         self.wrappers = opened(self._samples, recorder, self.by_stand_in)
         call = self.call
-        plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # others when they are met
+        plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # further inputs when they are met
         new = [InputRecord(tensor, source.slot, None, source) for tensor, source in plain]
         known = IdSet(record.real for record in new)
         for index, leaf in enumerate(call.leaves):
@@ -184,7 +187,7 @@ class Inputs:
         self.as_they_are.update(found)
         return not self.reads.given.issuperset(map(id, found))
 
-    def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
+    def arguments(self, array_of: Callable[[Any], object], leaves: list[object], made: dict[int, object]) -> Arguments:
         """The containers that the function is called with, made of the `leaves`; `made` gets them by number."""
         with self.recorder:
             return self.call.arguments(leaves, functools.partial(self.wrappers.of_argument, array_of), made)
@@ -256,7 +259,7 @@ class Inputs:
         """`adopt` for a tensor that is met for the first time and no wrapper: no code of the program runs."""
         way = self.sources.find(real)
         if way is None:
-            if is_number(real):  # which autograd's C++ asks about
+            if is_number(real):  # autograd's C++ asks about it
                 return real
             way = self.sources.constant(real)
         try:
@@ -366,10 +369,10 @@ class GradientSource(Source):
 class TensorSources:
     """The sources of tensors that one run brings in. `where()`: the user's line; `state`: the run's reach."""
 
-    def __init__(self, reads: Any) -> None:
+    def __init__(self, reads: PlacesRead) -> None:
         self.reads = reads
         self.where: Callable[[], str]
-        self.state: Any
+        self.state: WalkedState
         self._added: ById[torch.Tensor, Source] = ById()
 
     def add(self, real: torch.Tensor, source: Source) -> None:
@@ -378,7 +381,7 @@ class TensorSources:
 
     def known(self, real: torch.Tensor) -> Source | None:
         """Where the function can read a tensor; None for one that was made in the call."""
-        # A tensor that the function has moved to another place is looked for where it was before.
+        # A tensor that the function has moved is looked for in its place from before.
         return self._added.get(real) or self.state.places.source_of(real)
 
     def find(self, real: torch.Tensor) -> Source | None:
@@ -431,7 +434,7 @@ class HistoryChanges(Aspect):
         self._check_mark(tensor)
         return False
 
-    def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
+    def on_detach(self, tensor: torch.Tensor, run: Callable[[], object]) -> None:
         """`detach_` is called; `run` does it."""
         if is_wrapper(tensor):
             if tensor.requires_grad:
@@ -465,7 +468,7 @@ class HistoryChanges(Aspect):
             if base_of(other.real) is record.real:
                 raise changed_with_gradients(str(other.slot), user_line(self.recorder.origins.here()))
 
-    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
+    def returned(self, results: Sequence[object], paths: Sequence[str]) -> None:
         """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written
         themselves: autograd then bars most of their uses. And where an operator on lists wrote to a view twice: its
         history then differs from its base's.

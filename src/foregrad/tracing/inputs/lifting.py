@@ -10,7 +10,7 @@ import contextlib
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,7 +38,9 @@ _GRAD = _TENSOR.grad.__get__
 class Overriding(Protocol):
     """The first to see torch functions, once the program has tensors of classes that override torch functions."""
 
-    def torch_function(self, mode: Any, run: Callable[..., Any], func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def torch_function(
+        self, mode: object, run: Callable[..., object], func: object, types: object, args: object, kwargs: object
+    ) -> Any:
         """The result of a torch function; `run(func, args, kwargs)` would compute it."""
 
     def handed(self, tensor: torch.Tensor) -> None:
@@ -57,7 +59,7 @@ class Lifting(TorchFunctionMode):
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> Any:
         if held.pending:
             deliver()
         if self.overriding is not None:
@@ -85,7 +87,7 @@ class Lifting(TorchFunctionMode):
         """The function has run: whether hooks are left on its own tensors."""
         self.has_hooks = has_hooks
 
-    def in_engine(self, roots: Sequence[Any] | None) -> Any:
+    def in_engine(self, roots: Sequence[object] | None) -> contextlib.AbstractContextManager[None]:
         """Context for autograd's engine, wholly on this thread: torch functions in the backward of a custom Function,
         and in hooks, get stand-ins too. `roots`: see `Hooks.engine`.
         """
@@ -99,7 +101,7 @@ class Lifting(TorchFunctionMode):
         with around, single_threaded_backward(), contextlib.nullcontext() if is_function_mode_on(self) else self:
             yield
 
-    def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with a stand-in for each real tensor."""
         for arg in args:
             if not is_stand_in(arg) and isinstance(arg, (torch.Tensor, list, tuple, dict)):
@@ -111,7 +113,7 @@ class Lifting(TorchFunctionMode):
 
     def _swapped(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            # A fake, and what a transform inside the function wraps around one, is the capture's own.
+            # A fake, and a transform's wrapper around a fake, is the capture's own.
             if self.overriding is not None:
                 self.overriding.handed(value)
             is_ours = is_of_capture(bottom_of(value) if is_inside_transform(value) else value)
@@ -125,19 +127,19 @@ class Lifting(TorchFunctionMode):
             return value if all(map(operator.is_, items, value.values())) else dict(zip(value, items, strict=True))
         return value
 
-    def _sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _sparse(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         raise UnsupportedLayoutError(
             f"`torch.{func.__name__}` makes a tensor that is not strided, at {self.where()}. Only strided tensors "
             "can be compiled: make it, and do its computation, in a function that `foregrad.eager_region` marks."
         )
 
-    def _quantized(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _quantized(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         raise UnsupportedLayoutError(
             f"`torch.{func.__name__}` at {self.where()} makes a quantized tensor; its kernels can't be run without "
             "values. Keep this part outside, or mark it with `foregrad.eager_region`."
         )
 
-    def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _numpy(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         custom = applied_function()
         if custom is not None:
             self.host.on_numpy(custom)
@@ -147,35 +149,35 @@ class Lifting(TorchFunctionMode):
             "function that `foregrad.eager_region` marks."
         )
 
-    def _address(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _address(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         raise UnsupportedError(f"the address of a tensor is read at {self.where()}: it differs in each call.")
 
-    def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _hook(self, func: Callable[..., object], args: Any, kwargs: dict[str, object]) -> object:
         hook = args[1] if len(args) > 1 else kwargs["hook"]
         handle = func(args[0], unless_cut(self.host.hook_instead(hook)))
         self.has_hooks = True
         self.host.on_hook(args[0], hook, handle)
         return handle
 
-    def _names(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _names(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         return [name for name in func(*args, **kwargs) if name != "__getattr__"]  # see patches.py
 
-    def _gradient(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _gradient(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         self.host.on_gradient(*args[:2], **kwargs)
         return func(*args, **kwargs)
 
-    def _item(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _item(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         number = func(*args, **kwargs)
         is_symbol = isinstance(number, (torch.SymFloat, torch.SymInt))
         return self.recorder.decisions.numbers.ours(number) if is_symbol else number
 
-    def _size(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _size(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """To the program, symbolic sizes are integers."""
         sizes = func(*args, **kwargs)
         is_told = self.recorder.is_symbolic and is_capturing() and _asked_by_program()
         return self.recorder.decisions.numbers.sizes(sizes) if is_told else sizes
 
-    def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _number(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """As a number of Python's: constructors such as `torch.FloatTensor` may ask for one. A branch on a number is on
         its truth, not on its value.
         """
@@ -188,36 +190,36 @@ class Lifting(TorchFunctionMode):
         value = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
         return args[0] if self.host.on_mark(args[0], value) else func(*args, **kwargs)
 
-    def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _values_only(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         with eigenvalues_only():
             return func(*args, **kwargs)
 
-    def _checked(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _checked(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         given, named = tuple(map(_below_transforms, args)), {k: _below_transforms(v) for k, v in kwargs.items()}
         self.recorder.checks.note(VALUE_CHECKS[func], given, named)
         return func(*args, **kwargs)
 
-    def _determinant(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _determinant(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         result = func(*args, **kwargs)
         watch_determinant(result, args[0] if args else next(iter(kwargs.values())))
         return result
 
-    def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> object:
         self.host.on_detach(args[0], functools.partial(func, *args, **kwargs))
         return args[0]
 
-    def _take_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _take_data(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         result = func(*args, **kwargs)
         self.recorder.taken_as_data(result)
         return result
 
-    def _assign_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _assign_data(self, func: Callable[..., object], args: Any, kwargs: dict[str, object]) -> object:
         result = func(*args, **kwargs)
         self.recorder.replaced_by(args[0], args[1])
         return result
 
 
-def _below_transforms(value: Any) -> Any:
+def _below_transforms(value: object) -> object:
     return bottom_of(value) if isinstance(value, torch.Tensor) and is_inside_transform(value) else value
 
 
@@ -240,7 +242,7 @@ def _asked_by_program() -> bool:
 _ASKER = 4  # frames from `_asked_by_program` to that code
 _SIZES = [_TENSOR.shape.__get__, _TENSOR.size, _TENSOR.stride, _TENSOR.numel, _TENSOR.nelement, _TENSOR.storage_offset]
 
-_SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
+_SPECIAL: dict[object, Callable[[Lifting, Any, Any, Any], object]] = {
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     **dict.fromkeys(VALUE_CHECKS, Lifting._checked),
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),

@@ -38,34 +38,34 @@ class OpenInputs:
 
     def __init__(self, samples: Any, recorder: Any, plain: ById[torch.Tensor, Any]) -> None:
         self.samples, self.recorder, self.plain = samples, recorder, plain
-        self.inputs: list[Any] = []  # of arguments, one that comes twice twice; then those reached besides
+        self.inputs: list[Any] = []  # of arguments, each as often as it comes; then those reached besides
         self.by_stand_in: ById[Any, Any] = ById()
         self.leaves: list[Any] = []  # of the result: each tensor that opens is one
-        self.made: ById[Any, Sequence[Any]] = ById()  # by what is made of results of the graph: these
-        self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # what gradients come in for, and its plain tensors
+        self.made: ById[Any, Sequence[Any]] = ById()  # by an object made of results of the graph: these results
+        self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # objects with gradients, and their plain tensors
 
-    def of_argument(self, array_of: Callable[[Any], Any], spec: Any, parts: Sequence[Any]) -> Any:
+    def of_argument(self, array_of: Callable[[object], object], spec: Any, parts: Sequence[object]) -> object:
         """The stand-in of an argument, over the stand-ins of its plain tensors; `array_of` makes arrays'."""
         return array_of(*parts)
 
     def adopt(self, real: Any, *how: Any) -> Any:
         opener()
 
-    def find(self, tensor: Any) -> OpenInput | None:
+    def find(self, tensor: object) -> OpenInput | None:
         """The input that a tensor is, or stands for."""
 
-    def check_history(self, tensor: Any, call: str, where: str) -> None:
+    def check_history(self, tensor: object, call: str, where: str) -> None:
         """Raise where `call` would change the history of an input, or of a view of any tensor that opens."""
 
-    def unwrap(self, stand_in: Any) -> tuple[Opening, Sequence[Any]] | None:
+    def unwrap(self, stand_in: object) -> tuple[Opening, Sequence[Any]] | None:
         """The plain stand-ins of an argument; None for any other tensor."""
 
-    def of_results(self, results: Any, adopt: Callable[[Any], Any]) -> Unwrap:
+    def of_results(self, results: object, adopt: Callable[[Any], object]) -> Unwrap:
         """A function that opens tensors among the function's results."""
         self.leaves = flatten(results, lambda _: None)[0]
         return self.adopt
 
-    def returned(self, value: Any, adopt: Callable[[Any], Any]) -> int | None:
+    def returned(self, value: object, adopt: Callable[[Any], object]) -> int | None:
         """The input that a tensor among the results is."""
 
     def check(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -36,11 +35,11 @@ class NonLeaf(torch.autograd.Function):
     """A non-leaf twin of a leaf: it looks like a non-leaf argument, with its gradient taken at the leaf."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, twin: list[torch.Tensor]) -> torch.Tensor:
+    def forward(ctx: object, leaf: torch.Tensor, twin: list[torch.Tensor]) -> torch.Tensor:
         return twin[0]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: object, *gradients: object) -> tuple[object, None]:
         return gradients[0], None
 
 
@@ -91,7 +90,7 @@ class StandIns:
 
 
 # -------------------------------------------------------------------- shared memory
-# Stand-ins of inputs that share memory: over one fake memory, and views of one another where autograd needs it.
+# Stand-ins of inputs that share memory: over one fake memory, and as views of each other where autograd needs it.
 
 
 class MemoryGroup:
@@ -109,11 +108,11 @@ class MemoryGroup:
         whole = new_stand_in_over(self._memory, spec.shape, (1,), dtype, spec.device, 0)
         self.whole = InputRecord.of_memory(group, spec, whole)
         self.members: list[InputRecord] = []
-        self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of, or itself
+        self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with its base, or itself
         self._stand_ins, self._group, self._views = stand_ins, group, views
         self._bases: ById[torch.Tensor, InputRecord] = ById()  # by a tensor that members are differentiable views of
 
-    def place_bases(self, add: Callable[[InputRecord], Any], register: Callable[[InputRecord], None]) -> None:
+    def place_bases(self, add: Callable[[InputRecord], object], register: Callable[[InputRecord], None]) -> None:
         """Stand-ins of the members' bases. Bases that are no inputs yet are handed to `add`, and to `register` once
         they have stand-ins.
         """
@@ -140,11 +139,11 @@ class MemoryGroup:
         """Make the stand-in of a member, as a view of its base's where it is to be seen so."""
         base = self._bases.get(base_of(record.real)) if record.real in self._views else None
         if base is not None and base is not record and not self._is_told_otherwise(record, base):
-            # A view made under no_grad is a leaf, which views of it lead to: its gradient is its own.
+            # A view made under no_grad is a leaf, and its own views lead to it: its gradient is its own.
             is_leaf = record.real.requires_grad and is_usable(record.real) and not leads_to_base(record.real)
             with torch.inference_mode(mode=False), torch.set_grad_enabled(not is_leaf):  # in this order
                 record.stand_in = view_like(record.real, base.stand_in)
-                if is_leaf and not record.real.is_leaf:  # a view of such a view: its history ends there
+                if is_leaf and not record.real.is_leaf:  # a view of a view made under no_grad: its history ends there
                     with torch.enable_grad():
                         record.stand_in = record.stand_in.view_as(record.stand_in)
                 copy_creation_meta(record.stand_in, record.real)
@@ -190,7 +189,7 @@ class MemoryGroup:
 
 
 # -------------------------------------------------------------------- members
-# Inputs that share memory: each is a view of one value, which is all of that memory.
+# Inputs that share memory: each is a view of one value, the whole memory.
 
 
 def member_of(whole: Value, spec: TensorSpec, fake: torch.Tensor, entry: Entry) -> Value:

@@ -36,7 +36,7 @@ class Check:
     after: int
     in_backward: bool
 
-    def info(self, place: Callable[[Entry], Any]) -> CheckInfo:
+    def info(self, place: Callable[[Entry], object]) -> CheckInfo:
         """Its form in the signature; `place` gives the substitute for an entry."""
         kwargs = tuple(map_entries(self.kwargs, place).items())
         return CheckInfo(self.op, map_entries(self.args, place), kwargs, self.where, self.after)
@@ -52,7 +52,7 @@ class Checks:
         self.recorder = recorder
         self.made: list[Check] = []
 
-    def note(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(self, op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Keep `op` and its arguments."""
         rec = self.recorder
         entry_args, entry_kwargs = rec.to_entries(args), rec.to_entries(kwargs)
@@ -64,7 +64,7 @@ class Checks:
         self.made.append(Check(op, tuple(entry_args), entry_kwargs, rec.where(), after, rec.in_backward))
 
 
-def check_formula(op: Any, info: OpInfo | None) -> Any:
+def check_formula(op: Any, info: OpInfo | None) -> Callable[..., Any] | None:
     """The recorder's treatment of `op` if it is a check; None for any other operator."""
     if op is _FUNCTIONAL_ASSERT:
         return _functional_assert
@@ -72,7 +72,7 @@ def check_formula(op: Any, info: OpInfo | None) -> Any:
         return None
     takes_tensors = any("Tensor" in str(argument.type) for argument in op._schema.arguments)
     if op.namespace == "profiler":
-        return None  # the end of a `record_function`, which belongs to the run that began it
+        return None  # the end of a `record_function` belongs to the run that began it
     if op.namespace != "aten" or op is aten._print.default:
         return _note
     return _note_builtin if takes_tensors and op not in _OF_METADATA else None
@@ -82,16 +82,16 @@ _FUNCTIONAL_ASSERT = aten._functional_assert_async.msg
 _OF_METADATA = {aten._assert_tensor_metadata.default}
 
 
-def _note(rec: Recording, plan: Any, args: Any, kwargs: Any) -> None:
+def _note(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     rec.checks.note(plan.op, args, kwargs)
 
 
-def _note_builtin(rec: Recording, plan: Any, args: Any, kwargs: Any) -> None:
-    rec.kernels(plan.op, args, kwargs)  # which look at the metadata
+def _note_builtin(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    rec.kernels(plan.op, args, kwargs)  # they look at the metadata
     rec.checks.note(plan.op, args, kwargs)
 
 
-def _functional_assert(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+def _functional_assert(rec: Recording, plan: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     rec.checks.note(aten._assert_async.msg, args[:2], {})
     return rec.pure(plan, args, kwargs)
 
@@ -110,7 +110,7 @@ def check_classes(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("Class values must be smaller than num_classes.")
 
 
-def check_fractions(*args: Any, **kwargs: Any) -> None:
+def check_fractions(*args: object, **kwargs: object) -> None:
     """The check of `quantile` on the values of `q` on the CPU."""
     q = kwargs["q"] if "q" in kwargs else args[1]
     if isinstance(q, torch.Tensor) and q.device.type == "cpu" and not bool(((q >= 0) & (q <= 1)).all()):
@@ -124,7 +124,7 @@ def check_windows(*args: Any, **kwargs: Any) -> None:
 
 
 # Functions that look at values by themselves, without an operator that a capture would see -> the look.
-VALUE_CHECKS: dict[Any, Callable[..., None]] = {
+VALUE_CHECKS: dict[object, Callable[..., None]] = {
     torch.nn.functional.one_hot: check_classes,
     torch.quantile: check_fractions,
     torch.Tensor.quantile: check_fractions,
@@ -139,7 +139,7 @@ VALUE_CHECKS: dict[Any, Callable[..., None]] = {
 # Operators whose results nobody needs, and which have effects by PyTorch's register or raise for some values: an index
 # out of bounds, a division by zero.
 #
-# Eager runs them. As nothing of the graph needs them, each becomes a check on what it is given.
+# Eager runs them. As the graph does not need them, each becomes a check of its operands.
 
 
 # Packets all of whose overloads look at the values of an index, a class or a probability.
@@ -155,7 +155,7 @@ _RAISING = {getattr(aten, name) for name in _LOOK_AT_VALUES if hasattr(aten, nam
 _DIVIDING = {getattr(aten, name) for name in _DIVIDE}
 
 
-def dead_checks(tape: Tape, outputs: Sequence[Any], after: int) -> Iterator[Check]:
+def dead_checks(tape: Tape, outputs: Sequence[object], after: int) -> Iterator[Check]:
     """A check for each unneeded operator of the forward that may raise; `after`: the number of earlier decisions."""
     raising = [entry for entry in tape.forward() if may_raise(entry.target, entry.spec)]
     live = set(tape.live(outputs)) if raising else set()
@@ -164,7 +164,7 @@ def dead_checks(tape: Tape, outputs: Sequence[Any], after: int) -> Iterator[Chec
             yield Check(entry.target, entry.args, entry.kwargs, user_line(entry.origin), after, in_backward=False)
 
 
-def may_raise(op: Any, spec: Any) -> bool:
+def may_raise(op: object, spec: Any) -> bool:
     """Whether an operator with results of the spec raises for some values, or has effects."""
     if not isinstance(op, OpOverload):
         return False

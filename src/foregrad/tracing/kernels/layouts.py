@@ -8,7 +8,7 @@ Every rule is held against the kernels over PyTorch's operator database by `test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ Specs = Sequence[TensorSpec]
 Rule = Callable[[Specs, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def layout_of(op: Any, specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def layout_of(op: object, specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """The spec of the operator's result, a tuple of specs for several, or None where no rule applies."""
     rule, of_one = RULES.get(op), _OF_ONE.get(op)
     if of_one is not None and specs:
@@ -56,7 +56,7 @@ def _new(shape: Sequence[int], like: TensorSpec) -> TensorSpec:
 _NUMBERS = (int, float, bool, str)
 
 
-def _pointwise(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _pointwise(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """One shape in and out; numbers besides don't change the dtype of floating tensors."""
     first = specs[0]
     if any(s.shape != first.shape for s in specs):
@@ -67,7 +67,7 @@ def _pointwise(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return _new(first.shape, first)
 
 
-def _with_number(spec: TensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TensorSpec | None:
+def _with_number(spec: TensorSpec, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
     """Arithmetic with a number: without a second shape, PyTorch's iterator then sorts the dimensions by their strides.
 
     FakeTensor takes the number for no operand, and gives channels-last strides to a batch of one that is not.
@@ -93,14 +93,14 @@ def _with_number(spec: TensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     return TensorSpec(spec.shape, tuple(strides), spec.dtype, spec.device)
 
 
-def _softmax_backward(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _softmax_backward(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     first = specs[0]
     if len(args) != 4 or kwargs or args[3] is not first.dtype or specs[1].shape != first.shape:
         return None
     return _new(first.shape, first) if _is_dim(args[2], first) else None
 
 
-def _softmax(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _softmax(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     first = specs[0]
     if len(args) not in (2, 3) or kwargs or (len(args) == 3 and args[2] not in (False, None)):
         return None
@@ -112,21 +112,21 @@ def _is_dim(dim: Any, spec: TensorSpec) -> bool:
     return type(dim) is int and -rank <= dim < rank
 
 
-def _mm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _mm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
     a, b = specs
     if kwargs or len(args) != 2 or len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         return None
     return _new((a.shape[0], b.shape[1]), a)
 
 
-def _addmm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _addmm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     if len(args) != 3 or kwargs:
         return None
     product = _mm(specs[1:], args[1:], kwargs)
     return product if product is not None and specs[0].shape == product.shape[1:] else None
 
 
-def _bmm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _bmm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     a, b = specs
     if kwargs or len(args) != 2 or len(a.shape) != 3 or len(b.shape) != 3:
         return None
@@ -135,7 +135,7 @@ def _bmm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _new((a.shape[0], a.shape[1], b.shape[2]), a)
 
 
-def _layer_norm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _layer_norm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     x = specs[0]
     if len(args) != 5 or kwargs or not _is_normalised(x, args[1], specs[1:]):
         return None
@@ -144,7 +144,7 @@ def _layer_norm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return _new(x.shape, x), statistics, statistics
 
 
-def _layer_norm_backward(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _layer_norm_backward(specs: Specs, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> object:
     if len(args) != 8 or kwargs or len(specs) != 6 or list(args[7]) != [True, True, True]:
         return None
     grad, x, mean, _, weight, bias = specs
@@ -160,7 +160,7 @@ def _is_normalised(x: TensorSpec, shape: Any, parameters: Specs) -> bool:
     return bool(shape) and x.shape[-len(shape) :] == shape and all(p.shape == shape for p in parameters)
 
 
-def _batch_norm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     x = specs[0]
     if len(args) != 8 or kwargs or args[5] is not True or not _has_channels(x, specs[1:]) or x.device.type != "cpu":
         return None
@@ -168,7 +168,7 @@ def _batch_norm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return _new(x.shape, x), statistics, statistics
 
 
-def _batch_norm_backward(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm_backward(specs: Specs, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> object:
     if len(args) != 10 or kwargs or args[7] is not True or list(args[9]) != [True, True, True]:
         return None
     grad, x = specs[0], specs[1]
@@ -195,13 +195,13 @@ def _convolved(x: TensorSpec, weight: TensorSpec, options: Sequence[Any]) -> Ten
     return _new((x.shape[0], weight.shape[0], *sizes), x) if min(sizes) > 0 else None
 
 
-def _convolution(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _convolution(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
     if len(args) != 9 or kwargs or any(bias.shape != specs[1].shape[:1] for bias in specs[2:]):
         return None
     return _convolved(specs[0], specs[1], args[3:])
 
 
-def _convolution_backward(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _convolution_backward(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     if len(args) != 11 or kwargs:
         return None
     grad, x, weight = specs
@@ -230,7 +230,7 @@ _POINTWISE = (
     aten.silu.default, aten.silu_backward.default, aten.pow.Tensor_Scalar,
 )  # fmt: skip
 
-RULES: dict[Any, Rule] = {
+RULES: dict[object, Rule] = {
     **dict.fromkeys(_POINTWISE, _pointwise),
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _softmax,
@@ -250,12 +250,12 @@ RULES: dict[Any, Rule] = {
 
 
 # -------------------------------------------------------------------- of symbolic sizes
-# The layouts of results with symbolic sizes, told from those of the arguments: no kernel runs and no guard is made.
+# The layouts of results with symbolic sizes, told from the arguments' layouts: no kernel runs and no guard is made.
 #
 # FakeTensor takes 1 to 20 ms for each operator on symbolic sizes. Most sizes are products of plain numbers and symbols
-# that are two or more. For such sizes the rules above hold: a rule asks only whether sizes are the same, and leaves
-# other questions to the kernels. Here a rule is given sizes that are equal if their expressions are. Views have rules
-# of their own, which a static capture does not need.
+# that are two or more. For such sizes the rules above hold: a rule asks only whether sizes are equal, and leaves
+# further questions to the kernels. Here a rule is given sizes that are equal if their expressions are equal. Views have
+# rules of their own, which a static capture does not need.
 
 
 class _UnknownError(Exception):
@@ -277,7 +277,7 @@ class _Size:
     def __hash__(self) -> int:
         return hash(self.expression)
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Any) -> object:
         if type(other) is _Size:
             return _Size(self.number * other.number)
         return other if other == 0 else self if other == 1 else _Size(self.number * other)
@@ -290,7 +290,7 @@ class _Size:
         raise _UnknownError
 
 
-def _wrapped(number: Any) -> Any:
+def _wrapped(number: object) -> Any:
     if not is_symbolic(number):
         return number
     if not is_product_of_sizes(number):
@@ -314,7 +314,7 @@ def _plain(value: Any) -> Any:
     return TensorSpec(shape, stride, value.dtype, value.device, offset)
 
 
-def result_layout(op: Any, specs: Sequence[TensorSpec], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def result_layout(op: object, specs: Sequence[TensorSpec], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """As `layout_of`, of arguments with symbolic sizes."""
     if op not in RULES and op not in _OF_ONE:
         return None
@@ -325,7 +325,7 @@ def result_layout(op: Any, specs: Sequence[TensorSpec], args: tuple[Any, ...], k
         return None
 
 
-def view_layout(op: Any, spec: TensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TensorSpec | None:
+def view_layout(op: object, spec: TensorSpec, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
     """The layout of a view of one tensor with symbolic sizes, or None where no rule applies."""
     rule = _VIEWS.get(op)
     if rule is None:
@@ -340,7 +340,7 @@ def view_layout(op: Any, spec: TensorSpec, args: tuple[Any, ...], kwargs: dict[s
 # ------------------------------------------------------------------------------------------------ new tensors
 
 
-def _new_layout(spec: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
+def _new_layout(spec: TensorSpec, shape: Sequence[object]) -> TensorSpec:
     return TensorSpec(tuple(shape), contiguous_strides(shape), spec.dtype, spec.device)
 
 
@@ -348,7 +348,7 @@ def _is_contiguous(spec: TensorSpec) -> bool:
     return 0 not in spec.shape and spec.stride == contiguous_strides(spec.shape)
 
 
-def _clone(spec: TensorSpec, *, memory_format: Any = None) -> TensorSpec | None:
+def _clone(spec: TensorSpec, *, memory_format: object = None) -> TensorSpec | None:
     if 0 in spec.shape or not (memory_format is torch.contiguous_format or _is_contiguous(spec)):
         return None
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
@@ -366,7 +366,7 @@ def _sum(spec: TensorSpec, dims: Any, keepdim: bool = False) -> TensorSpec | Non
     return _new_layout(spec, shape)
 
 
-_OF_ONE: dict[Any, Callable[..., Any]] = {aten.clone.default: _clone, aten.sum.dim_IntList: _sum}
+_OF_ONE: dict[object, Callable[..., object]] = {aten.clone.default: _clone, aten.sum.dim_IntList: _sum}
 
 # ------------------------------------------------------------------------------------------------ views
 
@@ -378,7 +378,7 @@ def _dim(spec: TensorSpec, dim: Any, more: int = 0) -> int:
     return dim % rank
 
 
-def _over(spec: TensorSpec, shape: Sequence[Any], stride: Sequence[Any]) -> TensorSpec:
+def _over(spec: TensorSpec, shape: Sequence[object], stride: Sequence[object]) -> TensorSpec:
     return TensorSpec(tuple(shape), tuple(stride), spec.dtype, spec.device, spec.offset)
 
 
@@ -386,14 +386,14 @@ def _same(spec: TensorSpec) -> TensorSpec:
     return spec
 
 
-def _permute(spec: TensorSpec, dims: Sequence[Any]) -> TensorSpec | None:
+def _permute(spec: TensorSpec, dims: Sequence[object]) -> TensorSpec | None:
     order = [_dim(spec, dim) for dim in dims]
     if sorted(order) != list(range(len(spec.shape))):
         return None
     return _over(spec, [spec.shape[dim] for dim in order], [spec.stride[dim] for dim in order])
 
 
-def _transpose(spec: TensorSpec, first: Any, second: Any) -> TensorSpec | None:
+def _transpose(spec: TensorSpec, first: object, second: object) -> TensorSpec | None:
     order = list(range(len(spec.shape)))
     a, b = _dim(spec, first), _dim(spec, second)
     order[a], order[b] = b, a
@@ -404,13 +404,13 @@ def _t(spec: TensorSpec) -> TensorSpec | None:
     return _transpose(spec, 0, 1) if len(spec.shape) == 2 else None
 
 
-def _unsqueeze(spec: TensorSpec, dim: Any) -> TensorSpec:
+def _unsqueeze(spec: TensorSpec, dim: object) -> TensorSpec:
     at = _dim(spec, dim, 1)
     step = spec.shape[at] * spec.stride[at] if at < len(spec.shape) else 1
     return _over(spec, (*spec.shape[:at], 1, *spec.shape[at:]), (*spec.stride[:at], step, *spec.stride[at:]))
 
 
-def _expand(spec: TensorSpec, size: Sequence[Any], *, implicit: bool = False) -> TensorSpec | None:
+def _expand(spec: TensorSpec, size: Sequence[object], *, implicit: bool = False) -> TensorSpec | None:
     new = len(size) - len(spec.shape)
     if new < 0:
         return None
@@ -434,10 +434,10 @@ def _expand(spec: TensorSpec, size: Sequence[Any], *, implicit: bool = False) ->
     return _over(spec, shape, stride)
 
 
-def _view(spec: TensorSpec, size: Sequence[Any]) -> TensorSpec | None:
+def _view(spec: TensorSpec, size: Sequence[object]) -> TensorSpec | None:
     if 1 in size or 1 in spec.shape or not _is_contiguous(spec):
         return None
-    count: Any = 1
+    count: int = 1
     for have in spec.shape:
         count = count * have
     wanted: Any = 1
@@ -468,7 +468,7 @@ def _quotient(count: Any, part: Any) -> Any:
     return plain if part * plain == count else None
 
 
-_VIEWS: dict[Any, Callable[..., TensorSpec | None]] = {
+_VIEWS: dict[object, Callable[..., TensorSpec | None]] = {
     aten.detach.default: _same,
     aten.alias.default: _same,
     aten.t.default: _t,

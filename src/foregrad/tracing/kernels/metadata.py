@@ -30,6 +30,7 @@ from ..._torch.ops import depends_on_values, is_builtin
 from ..._torch.stand_ins import is_stand_in, like, new_stand_in, new_stand_in_over, on_meta, twin
 from ..._torch.symbols import is_symbolic, symbol_made
 from ..._torch.tensors import share_memory, storage_key
+from ...errors import without_frames
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...locks import make_lock
 from ..heap.overlaps import ask_kernel, is_symbolic_tensor
@@ -142,7 +143,7 @@ class Metadata:
     def __init__(
         self,
         known: Callable[[torch.Tensor], Any],
-        kernels: Callable[[Any, Any, Any], Any],
+        kernels: Callable[[object, object, object], object],
     ) -> None:
         self.known = known
         self.kernels = kernels
@@ -220,7 +221,7 @@ class Metadata:
                 key.append(list)
                 key.append(len(value))
                 is_static = self._describe(value, key, tensors, writes=writes) and is_static
-            elif cls is torch.SymFloat and writes:  # which only changes elements
+            elif cls is torch.SymFloat and writes:  # it only changes elements
                 key.append(cls)
                 is_static = False
             elif is_symbolic(value):
@@ -263,7 +264,7 @@ class Metadata:
         spec = recipe.spec
         return new_stand_in_over(tensors[recipe.of], spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
 
-    def _made(self, recipe: Any, tensors: list[Any]) -> Any:
+    def _made(self, recipe: Any, tensors: list[object]) -> Any:
         cls = type(recipe)
         if cls is TensorSpec:
             return new_stand_in(recipe.shape, recipe.stride, recipe.dtype, recipe.device)
@@ -277,7 +278,7 @@ class Metadata:
             return None
         return cls(self._made(item, tensors) for item in recipe)
 
-    def _recipe(self, out: Any, tensors: list[Any]) -> Any:
+    def _recipe(self, out: object, tensors: list[object]) -> Any:
         if is_stand_in(out) and type(out) in (_TENSOR, _PARAMETER):
             return self._recipe_of_one(out, tensors)
         if out is None:
@@ -286,7 +287,7 @@ class Metadata:
             return (list if isinstance(out, list) else tuple)(self._recipe(item, tensors) for item in out)
         raise _Uncacheable
 
-    def _recipe_of_one(self, out: torch.Tensor, tensors: list[Any]) -> Any:
+    def _recipe_of_one(self, out: torch.Tensor, tensors: list[object]) -> Any:
         for at, tensor in enumerate(tensors):
             if out is tensor:
                 return _Argument(at)
@@ -311,7 +312,7 @@ def _symbolic_token(spec: TensorSpec) -> Any:
     return (*numbers, spec.dtype, spec.device)
 
 
-def _specs(recipe: Any) -> Any:
+def _specs(recipe: Any) -> object:
     cls = type(recipe)
     if cls is TensorSpec:
         return recipe
@@ -322,9 +323,9 @@ def _specs(recipe: Any) -> Any:
     return tuple(map(_specs, recipe))
 
 
-def _shares(info: OpInfo, args: tuple[Any, ...], tensors: list[Any]) -> bool:
+def _shares(info: OpInfo, args: tuple[object, ...], tensors: list[Any]) -> bool:
     """Whether a written tensor shares memory with an argument: the result then depends on their places."""
-    written: list[Any] = []
+    written: list[object] = []
     for at in info.writes:
         value = args[at] if at < len(args) else None
         written += value if isinstance(value, (list, tuple)) else [value]
@@ -333,7 +334,7 @@ def _shares(info: OpInfo, args: tuple[Any, ...], tensors: list[Any]) -> bool:
 
 
 # -------------------------------------------------------------------- kernel answers
-# Answers of kernels themselves, which are asked on zeros laid out like the fakes: strides, and errors.
+# Answers of kernels themselves, asked on zeros laid out like the fakes: strides, and errors.
 #
 # Strides of dimensions of size 1, and of tensors without elements, mean nothing. Programs can see them, and kernels
 # choose them as it comes; FakeTensor's Python decompositions often choose others. Where an argument is not contiguous
@@ -344,7 +345,7 @@ _LIMIT_BYTES = 1 << 16
 _OPAQUE = {"workspace", "reserve", "reserve_space", "reserveSpace", "packed_weights"}
 
 
-def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any, kwargs: Any) -> Any:
+def as_kernels_have_it(recipe: Any, op: object, given: list[TensorSpec], args: object, kwargs: Any) -> Any:
     """`recipe`, FakeTensor's answer for `op`, with the kernel's strides."""
     results = recipe if isinstance(recipe, (list, tuple)) else [recipe]
     if not any(type(r) is TensorSpec and _is_doubtful(r) for r in results):
@@ -376,20 +377,20 @@ def _is_doubtful(spec: TensorSpec) -> bool:
     return 1 in spec.shape or 0 in spec.shape
 
 
-def _like(spec: Any, tensor: Any) -> Any:
+def _like(spec: Any, tensor: object) -> Any:
     if type(spec) is not TensorSpec or not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != spec.shape:
         return spec
     return TensorSpec(spec.shape, tensor.stride(), spec.dtype, spec.device, spec.offset, spec.conj, spec.neg)
 
 
 # -------------------------------------------------------------------- errors
-# What kernels say of arguments that they don't take: FakeTensor raises other errors, with other words.
+# Kernels' errors for arguments that they don't take: FakeTensor raises different errors, with different words.
 
 
 _PLAIN = {RuntimeError, IndexError, ValueError, TypeError, OverflowError, AssertionError}
 
 
-def as_kernels_say(op: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
+def as_kernels_say(op: object, args: object, kwargs: object, error: Exception) -> Exception:
     """The error of the kernel where it has one, else FakeTensor's `error`."""
     tensors = tensors_in((args, kwargs))
     foreign = any(is_symbolic_tensor(t) or t.device.type != "cpu" or t.layout is not torch.strided for t in tensors)
@@ -398,5 +399,5 @@ def as_kernels_say(op: Any, args: Any, kwargs: Any, error: Exception) -> Excepti
     try:
         ask_kernel(op, args, kwargs)
     except Exception as said:
-        return said.with_traceback(None)
+        return without_frames(said)
     return error

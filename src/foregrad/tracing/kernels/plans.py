@@ -45,27 +45,27 @@ QUERIES = {
 }
 
 
-def _without_training(*args: Any) -> Any:
+def _without_training(*args: object) -> object:
     """Compilers know batch norm as the operators that say of their statistics whether they are written."""
     if len(args) != 8 or args[5]:
         return NotImplemented
     return aten._native_batch_norm_legit_no_training.default(*args[:5], *args[6:])
 
 
-# By name: they are known once their module is imported. A result that is still under way is no plain tensor, which is
-# what kernels take.
+# By name: they are known once their module is imported. A result that is still under way is no plain tensor, and
+# kernels take plain tensors.
 PLAINER_BY_NAME = {
     "_c10d_functional._wrap_tensor_autograd.default": lambda tensor: torch.ops._c10d_functional.wait_tensor(tensor),
     "aten.native_batch_norm.default": _without_training,
 }
 
 
-class Plan:
+class Treatment:
     """The recorder's treatment of an operator; the plan keeps the operator alive, and so the id it is found by."""
 
     __slots__ = ("decomposition", "formula", "in_grad_mode", "info", "is_cacheable", "is_query", "op")
 
-    def __init__(self, op: Any, info: OpInfo | None, decomposition: Any) -> None:
+    def __init__(self, op: object, info: OpInfo | None, decomposition: Callable[..., object] | None) -> None:
         self.op = op
         self.info: Any = info
         self.is_query = info is None
@@ -89,11 +89,11 @@ def has_real(values: Any, is_known: Any) -> bool:
     return False
 
 
-NO_KEYWORDS: dict[str, Any] = {}
+NO_KEYWORDS: dict[str, object] = {}
 PLAIN = {int, float, bool, type(None), str, torch.dtype, torch.device, torch.Size}
 
 
-def draws_nothing(target: Any, args: Any) -> bool:
+def draws_nothing(target: object, args: tuple[object, ...]) -> bool:
     """Whether a random operator is called in a way that draws no random numbers (dropout with probability 0)."""
     if not isinstance(target, OpOverload):
         return False
@@ -106,10 +106,10 @@ def draws_nothing(target: Any, args: Any) -> bool:
 
 
 # -------------------------------------------------------------------- formulas
-# Operators that PyTorch computes in another way while a mode is on: what it does without one, recorded instead.
+# Operators that PyTorch computes in a different way while a mode is on: the way without a mode is recorded instead.
 #
-# Several of its own formulas ask whether they run on plain tensors, and leave something out when not: a check of
-# values, a cheaper kernel, the layout of a gradient. Checked on torch 2.13.0.
+# Several of PyTorch's formulas ask whether they run on plain tensors, and otherwise leave out a check of values, a
+# cheaper kernel or the layout of a gradient. Checked on torch 2.13.0.
 
 
 Formula = Callable[[Recording, Any, Any, Any], Any]
@@ -133,10 +133,10 @@ def eigenvalues_only() -> contextlib.AbstractContextManager[None]:
     return bound(_active, "values_only", True)
 
 
-def _decomposition(default: Any) -> Formula:
+def _decomposition(default: object) -> Formula:
     """For an operator with a third argument that asks for vectors; `default` is the second argument's."""
 
-    def formula(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+    def formula(rec: Recording, plan: Treatment, args: Any, kwargs: object) -> Any:
         differentiated = torch.is_grad_enabled() and args[0].requires_grad
         if getattr(_active, "values_only", False) and not differentiated and not rec.in_backward:
             args = (args[0], args[1] if len(args) > 1 else default, False)
@@ -167,7 +167,7 @@ def independent_of_phase(matrix: torch.Tensor, a: Any = None, b: Any = None) -> 
     return matrix
 
 
-def _diagonal(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+def _diagonal(rec: Recording, plan: Treatment, args: Any, kwargs: object) -> object:
     if rec.in_backward and args[0].is_complex():
         node = current_autograd_node()
         if node is not None and node.name() in _PHASE_NODES and sequence_nr_of(node) not in rec.phases:
@@ -177,7 +177,7 @@ def _diagonal(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
     return rec.pure(plan, args, kwargs)
 
 
-def _allclose(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+def _allclose(rec: Recording, plan: Treatment, args: Any, kwargs: object) -> object:
     node = current_autograd_node() if rec.in_backward else None
     if node is not None and node.name() == "LinalgSvdBackward0" and sequence_nr_of(node) in rec.phases:
         _require(rec, rec.phases[sequence_nr_of(node)], *(rec.value_of(t).read(rec.emit) for t in args[:2]))
@@ -185,7 +185,7 @@ def _allclose(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
     return rec.pure(plan, args, kwargs)
 
 
-def _require(rec: Recording, matrix: torch.Tensor, *agreeing: Any) -> None:
+def _require(rec: Recording, matrix: torch.Tensor, *agreeing: object) -> None:
     """From here on, `matrix` is the result of `independent_of_phase`."""
     value = rec.value_of(matrix)
     value.entry = rec.emit(independent_of_phase, value.read(rec.emit), *agreeing, spec=value.spec)
@@ -197,7 +197,7 @@ def _require(rec: Recording, matrix: torch.Tensor, *agreeing: Any) -> None:
 _HOUSEHOLDER = {"OrmqrBackward0": "_saved_self", "LinalgHouseholderProductBackward0": "_saved_input"}
 
 
-def _cat(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+def _cat(rec: Recording, plan: Treatment, args: object, kwargs: object) -> object:
     out = rec.pure(plan, args, kwargs)
     node = current_autograd_node() if rec.in_backward else None
     if node is None or node.name() not in _HOUSEHOLDER:
@@ -220,14 +220,14 @@ def _cat(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
 # that does so else would make every size a plain number.
 
 
-def _zeros(rec: Recording, plan: Any, args: Any, kwargs: Any) -> torch.Tensor:
+def _zeros(rec: Recording, plan: object, args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor:
     with rec:
         zeros = aten.zeros.default(*args, dtype=kwargs.get("dtype"), device=kwargs.get("device"))
     rec.has_absent = rec.values[zeros].is_absent = True
     return absent_number(zeros)
 
 
-def _is_absent(rec: Recording, operand: Any) -> bool:
+def _is_absent(rec: Recording, operand: object) -> bool:
     if not isinstance(operand, torch.Tensor):
         return isinstance(operand, ABSENT)
     root = rec.value_of(operand).root
@@ -237,7 +237,7 @@ def _is_absent(rec: Recording, operand: Any) -> bool:
 def _skipping(count: int) -> Formula:
     """For an operator that gives nothing where one of its first `count` operands is nothing."""
 
-    def formula(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+    def formula(rec: Recording, plan: Treatment, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         if rec.has_absent and any(_is_absent(rec, operand) for operand in args[:count]):
             out = rec.run_fake(plan.op, args, kwargs)
             with rec:
@@ -247,7 +247,7 @@ def _skipping(count: int) -> Formula:
     return formula
 
 
-def _sum(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+def _sum(rec: Recording, plan: Treatment, args: Any, kwargs: Any) -> Any:
     absent = [_is_absent(rec, operand) for operand in args[:2]] if rec.has_absent else [False]
     if all(absent):
         return _skipping(2)(rec, plan, args, kwargs)
@@ -285,7 +285,7 @@ FORMULAS: dict[Any, Formula] = {
 #
 # PyTorch takes it from the equation A^H X = conj(det) grad I where a matrix can be inverted, and from the singular
 # values where it can't. On anything but plain tensors it takes all from the singular values, which is slow and ends in
-# 0/0 at the third order. So which matrices of a batch are singular is looked at here, as eager looks. Checked on torch
+# 0/0 at the third order. So the singular matrices of a batch are found here, as eager finds them. Checked on torch
 # 2.13.0.
 
 
@@ -299,7 +299,7 @@ def watch_determinant(result: Any, matrix: Any) -> None:
         node.register_hook(functools.partial(_instead, matrix))
 
 
-def _instead(matrix: torch.Tensor, gradients: tuple[Any, ...], incoming: tuple[Any, ...]) -> Any:
+def _instead(matrix: torch.Tensor, gradients: tuple[object, ...], incoming: tuple[Any, ...]) -> object:
     """After the node has run: (the gradient,), or None to leave it as it is."""
     if not torch.is_grad_enabled() or gradients[0] is None or incoming[0] is None:
         return None

@@ -45,7 +45,7 @@ class Run:
     live: list[Entry] = dataclasses.field(default_factory=list)
     updates: list[tuple[int | None, int, Entry, bool]] = dataclasses.field(default_factory=list)
     checks: list[Check] = dataclasses.field(default_factory=list)
-    written: list[tuple[Value, str]] = dataclasses.field(default_factory=list)  # what the forward had made; where
+    written: list[tuple[Value, str]] = dataclasses.field(default_factory=list)  # made by the forward; the place
     once: str = ""
     wrapped: list[tuple[Any, Slot, Any, list[Entry]]] = dataclasses.field(default_factory=list)
 
@@ -74,8 +74,8 @@ class BackwardWrites:
         self.live: list[LiveInput] = []
         self.tangents: Sequence[torch.Tensor] = ()
         self.missing: dict[Value, None] = {}
-        self.written: dict[Value, tuple[Entry, str]] = {}  # made by the forward, by root: what they were; where
-        self.touched: ById[torch.Tensor, int] = ById()  # what was ever written: its version before
+        self.written: dict[Value, tuple[Entry, str]] = {}  # made by the forward, by root: the entry before; the place
+        self.touched: ById[torch.Tensor, int] = ById()  # everything ever written: its version before
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._run = Run()
         self._known: set[Entry] | None = None  # the entries from before this run, where there was a backward
@@ -154,7 +154,7 @@ class BackwardWrites:
 
     # ---------------------------------------------------------------- a write
 
-    def note(self, info: OpInfo, args: Any, kwargs: Any) -> None:
+    def note(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """An operator of the backward that writes, or may do so in hiding, is about to run."""
         if info.hidden_writes and not self.recorder.writes.happen_in_hiding(info, args):
             return
@@ -162,7 +162,7 @@ class BackwardWrites:
         targets = [given.get(info.argument_names[i]) for i in (*info.writes, *info.hidden_writes)]
         self.note_targets(tensors_in(targets), (args, kwargs), is_metadata=info.is_metadata_write)
 
-    def note_targets(self, targets: Sequence[torch.Tensor], arguments: Any, *, is_metadata: bool = False) -> None:
+    def note_targets(self, targets: Sequence[torch.Tensor], arguments: object, *, is_metadata: bool = False) -> None:
         """A write to the `targets`, by an operator with the `arguments`."""
         rec = self.recorder
         for tensor in targets:
@@ -175,7 +175,7 @@ class BackwardWrites:
                 raise written_by_backward("a tensor of the forward's", where, "and changes its sizes or memory")
             keeps_history = not root.storage.is_input or is_view(tensor) or rec.values[tensor] is root
             differentiable = any(t.requires_grad for t in [tensor, *tensors_in(arguments)])
-            differentiable |= not root.storage.is_input  # what is saved of it would be what it is by then
+            differentiable |= not root.storage.is_input  # a tensor saved of it would be the later value
             if keeps_history and differentiable and torch.is_grad_enabled():
                 why = "with gradients on, and the tensor outlives the backward: its history can't be returned"
                 raise written_by_backward("a tensor", where, why)

@@ -34,7 +34,7 @@ from ..heap.views import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
 from ..kernels.metadata import Metadata, as_kernels_say
-from ..kernels.plans import NO_KEYWORDS, PLAINER_BY_NAME, QUERIES, Plan, has_real
+from ..kernels.plans import NO_KEYWORDS, PLAINER_BY_NAME, QUERIES, Treatment, has_real
 from ..tape.opinfo import OpInfo, op_info, returns_tensors, take_data
 from ..tape.origin import Origins, user_line
 from ..values.decisions import Decisions
@@ -73,8 +73,8 @@ class Recorder(Trace, ThreadDispatchMode):
         self.is_symbolic = fake_mode.shape_env is not None
         self.has_absent = False
         self.phases: dict[int, torch.Tensor] = {}  # see `_require` in plans.py, by autograd sequence number
-        self.wrapper_inputs: IdSet[Any] = IdSet()  # the stand-ins of wrappers
-        self.plans: dict[int, Plan] = {}
+        self.wrapper_inputs: IdSet[object] = IdSet()  # the stand-ins of wrappers
+        self.plans: dict[int, Treatment] = {}
         self.fakes = FakeRuns(fake_mode, self.is_symbolic)
         self.metadata = Metadata(self.values.get, self.kernels)
         self.changes = MetadataChanges(self)
@@ -108,21 +108,21 @@ class Recorder(Trace, ThreadDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # saves two frames an operator; torch.compile is never on while capturing
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: object = (), kwargs: object = None) -> object:
         if not _PLAIN.issuperset(types) and holds_tensors(types):
             if self.wrapper_inputs and not self.in_backward:
                 self._check_writes(func, args, kwargs or {})
             return NotImplemented  # operators on the tensors inside come here
         self.host.pause()  # below this no code is the program's
         try:
-            if count_function_modes():  # autograd itself calls it, not a torch function, which takes its mode away
+            if count_function_modes():  # autograd itself calls it, not a torch function (that would take the mode away)
                 with without_torch_functions():
                     return self._dispatch(func, args, kwargs or {})
             return self._dispatch(func, args, kwargs or {})
         finally:
             self.host.go_on()
 
-    def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _check_writes(self, func: object, args: Any, kwargs: Any) -> None:
         """Raise where an operator writes to a wrapper among the inputs, or to its view, with gradients, or changes more
         than its elements.
         """
@@ -174,9 +174,9 @@ class Recorder(Trace, ThreadDispatchMode):
             return plan.formula(self, plan, args, kwargs)
         return self.pure(plan, args, kwargs)
 
-    def _plan(self, func: Any) -> Plan:
+    def _plan(self, func: object) -> Treatment:
         if func in QUERIES:
-            plan = self.plans[id(func)] = Plan(func, None, None)
+            plan = self.plans[id(func)] = Treatment(func, None, None)
             return plan
         if not isinstance(func, OpOverload):
             raise UnsupportedOpError(
@@ -188,24 +188,24 @@ class Recorder(Trace, ThreadDispatchMode):
                 f"`{func}` at {user_line(self.origins.here())} is about the memory of tensors and can't be captured. "
                 "Keep this part outside the compiled function."
             )
-        # What it is made of keeps a history, where a detached result has none.
+        # The tensor behind it keeps a history; a detached result has none.
         plainer = PLAINER_BY_NAME.get(str(func))
         wanted = None if func is aten.detach.default else self.decompositions.get(func, plainer)
-        plan = self.plans[id(func)] = Plan(func, op_info(func), wanted)
+        plan = self.plans[id(func)] = Treatment(func, op_info(func), wanted)
         rows = self.host.aspects.operators
         row = rows.get(func) or rows.get(func.namespace)
         if row is not None:
             plan.formula = lambda _, plan, args, kwargs: row(plan, args, kwargs)
         return plan
 
-    def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_fake(self, func: object, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, recording nothing."""
         plan = self.plans.get(id(func)) or self._plan(func)
         if plan.is_cacheable:
             return self.metadata.run(plan.info, args, kwargs)[0]
         return self.kernels(func, args, kwargs)
 
-    def kernels(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def kernels(self, func: object, args: Any, kwargs: object) -> Any:
         """The operator on fakes, by FakeTensor's own kernels."""
         numbers = self.decisions.numbers
         if self.is_symbolic:
@@ -222,12 +222,12 @@ class Recorder(Trace, ThreadDispatchMode):
                 raise
             raise said from None
 
-    def _fake(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _fake(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if self.is_symbolic:
             return symbolic_fake(self.fake_mode, func, args, kwargs)
         return self.fake_mode.dispatch(func, (), args, kwargs)
 
-    def pure(self, plan: Plan, args: Any, kwargs: Any) -> Any:
+    def pure(self, plan: Treatment, args: Any, kwargs: Any) -> Any:
         """An operator that writes to nothing."""
         info, constant, specs = plan.info, None, None
         if info.is_view and type(args[0]) is complex:  # the conjugate of a number, in the derivative of a product
@@ -296,13 +296,13 @@ class Recorder(Trace, ThreadDispatchMode):
 
     def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """`tensor.data = source` was run."""
-        if is_wrapper(tensor):  # it holds what it held: of an input, the sizes outside are looked at when all has run
+        if is_wrapper(tensor):  # its value stays; an input's outer sizes are looked at when all has run
             return
         if self.in_backward:
             self.late.note_targets([tensor], (), is_metadata=True)
         self.changes.replaced_by(tensor, source)
 
-    def _adopt_real(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _adopt_real(self, func: object, args: Any, kwargs: dict[str, object]) -> tuple[Any, Any]:
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             constant = self.constant(args[0])
             if args[0].layout is torch.strided and not args[0].untyped_storage().resizable():
@@ -316,7 +316,7 @@ class Recorder(Trace, ThreadDispatchMode):
             args = tuple(self.zeros(a, device) if any(a is z for z in zeros) else a for a in args)
         return tuple(self._adopted(a) for a in args), {k: self._adopted(a) for k, a in kwargs.items()}
 
-    def _adopted(self, value: Any) -> Any:
+    def _adopted(self, value: object) -> Any:
         if isinstance(value, torch.Tensor):
             return value if self.is_known(value) else self.adopt(value)
         if isinstance(value, (list, tuple)):
@@ -331,7 +331,7 @@ class Unrecorded(ThreadDispatchMode):
         super().__init__()
         self.recorder = recorder
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         if not _PLAIN.issuperset(types) and holds_tensors(types):
             return NotImplemented  # operators on the tensors inside come here
         if any(map(is_stand_in, tensors_in(args))):
@@ -340,10 +340,10 @@ class Unrecorded(ThreadDispatchMode):
 
 
 # -------------------------------------------------------------------- operators that depend on values
-# Operators whose results fakes can't tell: of values that depend on the inputs, or that no fake kernel computes.
+# Operators with results that fakes can't tell: the values depend on the inputs, or no fake kernel computes them.
 
 
-def decided(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: Exception) -> Any:
+def decided(trace: Trace, func: OpOverload, args: Any, kwargs: object, error: Exception) -> Any:
     """An operator with a result whose size or number depends on the inputs' values: its result in the present call."""
     where = trace.where()
     entry_args, entry_kwargs = trace.to_entries(args), trace.to_entries(kwargs)
@@ -362,7 +362,7 @@ def decided(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: Excep
     return trace.bind_results(entry, out)
 
 
-def run_for_real(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: Exception) -> Any:
+def run_for_real(trace: Trace, func: OpOverload, args: object, kwargs: object, error: Exception) -> Any:
     """An operator that fakes can't run: its result for the real arguments, unless they raise too."""
     entry = trace.entry(func, trace.to_entries(args), trace.to_entries(kwargs), is_random=False)
     try:

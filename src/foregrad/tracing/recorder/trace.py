@@ -56,12 +56,12 @@ class Trace(abc.ABC):
         """Context: entries are recorded as part of the backward."""
         return bound(self, "in_backward", True)
 
-    def in_region(self, tag: Any) -> contextlib.AbstractContextManager[None]:
+    def in_region(self, tag: object) -> contextlib.AbstractContextManager[None]:
         """Context: entries are recorded in the checkpointed region with the tag; in none, with None."""
         return bound(self, "recompute", tag)
 
     @abc.abstractmethod
-    def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_fake(self, func: object, args: object, kwargs: object) -> Any:
         """The operator on fakes, recording nothing."""
 
     # ---------------------------------------------------------------- entries
@@ -81,7 +81,7 @@ class Trace(abc.ABC):
         entry.origin, entry.sequence_nr, entry.original = self.made()
         return self.tape.append(entry)
 
-    def emit(self, target: Any, *args: Any, kwargs: Any = None, spec: Any = None) -> Entry:
+    def emit(self, target: object, *args: Any, kwargs: object = None, spec: Any = None) -> Entry:
         """An operator that functionalization adds; `args` are entries and plain values."""
         entry = self.entry(target, args, kwargs or {}, False)
         if spec is None:
@@ -94,7 +94,7 @@ class Trace(abc.ABC):
         entry.spec = spec
         return entry
 
-    def emit_number(self, target: Any, *args: Any, **_: Any) -> Entry:
+    def emit_number(self, target: object, *args: object, **_: object) -> Entry:
         """An operator that gives a plain number."""
         return self.entry(target, args, {}, is_random=False)
 
@@ -156,7 +156,7 @@ class Trace(abc.ABC):
         if self.in_backward:
             node = current_autograd_node()
             number = None if node is None else sequence_nr_of(node)
-            if number in self.tape.origins and torch.is_grad_enabled():  # a derivative of it is of its line
+            if number in self.tape.origins and torch.is_grad_enabled():  # a derivative takes the node's line
                 self.tape.origins.setdefault(next_sequence_nr() - 1, self.tape.origins[number])
             return None, number, self.original
         origin, number = self.origins.here(), next_sequence_nr() - 1
@@ -177,7 +177,7 @@ class Trace(abc.ABC):
 
     # ---------------------------------------------------------------- from tensors to entries
 
-    def to_entries(self, value: Any) -> Any:
+    def to_entries(self, value: object) -> Any:
         """Arguments as the tape writes them: each tensor replaced by the entry of its current value."""
         cls = type(value)
         if isinstance(value, torch.Tensor):
@@ -195,13 +195,13 @@ class Trace(abc.ABC):
             return {key: self.to_entries(item) for key, item in value.items()}
         return value
 
-    def tensor_entry(self, value: Any) -> Entry:
+    def tensor_entry(self, value: object) -> Entry:
         """An argument's entry; for a number, the entry of PyTorch's tensor for it: `x.copy_(1)`."""
         if isinstance(value, Entry):
             return value
         return self.number_tensor(value, value)
 
-    def number_tensor(self, number: Any, value: Any) -> Entry:
+    def number_tensor(self, number: object, value: object) -> Entry:
         """A tensor of `number` (a number or an entry), with the present value `value`."""
         kinds = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
         dtype = kinds.get(type(value)) or (torch.int64 if isinstance(value, torch.SymInt) else torch.float64)
@@ -244,7 +244,7 @@ class Trace(abc.ABC):
             )
         return TensorSpec.of(tensor)
 
-    def specs_of(self, out: Any) -> Any:
+    def specs_of(self, out: object) -> Any:
         if isinstance(out, torch.Tensor):
             return self.spec_of(out)
         if isinstance(out, (list, tuple)):
@@ -254,12 +254,12 @@ class Trace(abc.ABC):
     def fake_of(self, spec: TensorSpec) -> torch.Tensor:
         return new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
 
-    def _fakes_of(self, entry: Entry) -> Any:
+    def _fakes_of(self, entry: Entry) -> object:
         if isinstance(entry.spec, tuple):
             return tuple(self.fake_of(s) if s is not None else None for s in entry.spec)
         return self.fake_of(entry.tensor)
 
-    def fakes_like(self, value: Any) -> Any:
+    def fakes_like(self, value: object) -> Any:
         if isinstance(value, torch.Tensor):
             return self.fake_of(TensorSpec.of(value))
         if isinstance(value, TensorSpec):

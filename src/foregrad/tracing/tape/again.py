@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import UnsupportedSideEffectError
+
+if TYPE_CHECKING:
+    from ...frontend.call import LeadingPlace
 
 
 class CaptureAgain(BaseException):
@@ -29,10 +32,20 @@ class SharedClosureFound(CaptureAgain):
         self.found = found
 
 
+class AdditionsFound(CaptureAgain):
+    """Raised to start capture over: the call adds to containers among its arguments. `found`: by path and class,
+    whether it reads them too.
+    """
+
+    def __init__(self, found: dict[tuple[str, type], bool]) -> None:
+        super().__init__("a container among the arguments is added to")
+        self.found = found
+
+
 class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
     """The function takes values from places that give others in each call: these are to be its arguments."""
 
-    def __init__(self, name: str, path: str, taken: tuple[Any, ...]) -> None:
+    def __init__(self, name: str, path: str, taken: tuple[LeadingPlace, ...]) -> None:
         super().__init__(
             f"`{name}` draws from {path}; a graph would replay one value. Draw before the call, and pass the "
             "result (for random numbers, torch's own functions work)."

@@ -9,7 +9,6 @@ a capture that finds many such objects begins with a full walk.
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 from ...locks import ProcessPatch
 
@@ -22,23 +21,24 @@ _before: list[bool] = []
 _frozen = False
 _asks = 0
 _grown_old = 0  # objects since everything was walked
-_enough = _MANY  # or a third of what there was then
+_latest = 0  # those of the latest pause: a graph, whose backward is made next
+_enough = _MANY  # or a third of the objects there then
 
 
 def _pause() -> None:
     _before[:] = [gc.isenabled()]
     gc.disable()
     if (_before[0] or _has_frozen()) and not _walked_all():
-        gc.collect(1)  # what the program let go of before is neither kept with what is made from now on, nor the call's
+        gc.collect(1)  # objects dropped before are neither kept with objects made from now on, nor the call's
 
 
 def _walked_all() -> bool:
     """Walk everything if that is due."""
-    global _grown_old, _enough
-    if _grown_old < _enough:
+    global _grown_old, _latest, _enough
+    if _grown_old - _latest < _enough:
         return False
     gc.collect()
-    _grown_old, _enough = 0, max(_MANY, len(gc.get_objects()) // 3)
+    _grown_old, _latest, _enough = 0, 0, max(_MANY, len(gc.get_objects()) // 3)
     return True
 
 
@@ -58,11 +58,12 @@ def paused_collection() -> ProcessPatch:
 
 def _let_grow_old() -> None:
     """No object is young any more: the collector would walk them all, twice, and find next to nothing."""
-    global _grown_old
+    global _grown_old, _latest
     if _has_frozen():
         gc.collect(0)
     else:
-        _grown_old += gc.get_count()[0]
+        _latest = gc.get_count()[0]
+        _grown_old += _latest
         gc.freeze()
         gc.unfreeze()
 
@@ -84,7 +85,7 @@ class Newborns:
         self._collections = _collections()
         self._ids: set[int] | None = None
 
-    def has(self, value: Any) -> bool | None:
+    def has(self, value: object) -> bool | None:
         """Whether an object is new; None: unknown."""
         if not gc.is_tracked(value):
             return True

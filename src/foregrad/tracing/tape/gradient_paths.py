@@ -36,7 +36,7 @@ def cut_at(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
             handle.remove()
 
 
-def _without(position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+def _without(position: int, gradients: tuple[object, ...]) -> tuple[object, ...]:
     return tuple(None if i == position else gradient for i, gradient in enumerate(gradients))
 
 
@@ -44,8 +44,8 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     """How outputs lead to each leaf. One walk over the autograd graph; a leaf may be a result where it is cut."""
     roots: list[Any] = [output.grad_fn for output in outputs]
     order = _consumers_first(outputs)
-    masks: dict[Any, int] = dict.fromkeys(order, 0)
-    through_custom: dict[Any, int] = dict.fromkeys(order, 0)
+    masks: dict[object, int] = dict.fromkeys(order, 0)
+    through_custom: dict[object, int] = dict.fromkeys(order, 0)
     for position, root in enumerate(roots):
         masks[root] |= 1 << position
     of_leaf = ById((leaf, (0, 0)) for leaf in leaves if leaf is not None)
@@ -93,8 +93,8 @@ def saving_nodes(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     cuts = {(history, leaf.output_nr): sinks[leaf] for leaf, history in histories if history is not None}
     order = _consumers_first(outputs)
     edges = [node.next_functions for node in order]
-    is_simple = len(outputs) == 1 and not cuts  # one output leads to all of them
-    masks: dict[Any, int] = dict.fromkeys(order, int(is_simple))
+    is_simple = len(outputs) == 1 and not cuts  # one output leads to all nodes
+    masks: dict[object, int] = dict.fromkeys(order, int(is_simple))
     if not is_simple:
         for position, output in enumerate(outputs):
             masks[history_of(output)] |= 1 << position
@@ -103,7 +103,7 @@ def saving_nodes(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
             for edge in following:
                 if edge[0] is not None and edge not in cuts:
                     masks[edge[0]] |= mask
-    reached: dict[Any, int] = {}
+    reached: dict[object, int] = {}
     found: dict[tuple[int, int], None] = {}
     for node, following in zip(reversed(order), reversed(edges), strict=True):
         leads_to = 0 if following else sinks.get(getattr(node, "variable", None), 0)
@@ -131,10 +131,10 @@ def passed_through(
         return (), ()
     targets = [*outputs, *(tensor for _, tensor in aliases)]
     edges = [(history_of(tensor), tensor.output_nr) for tensor in targets]
-    after = dict.fromkeys(edges, 0)  # the outputs whose gradients arrive there
-    roots: list[Any] = [output.grad_fn for output in outputs]
+    after = dict.fromkeys(edges, 0)  # outputs with gradients that arrive there
+    roots: list[object] = [output.grad_fn for output in outputs]
     order = _consumers_first(outputs)
-    masks: dict[Any, int] = dict.fromkeys(order, 0)
+    masks: dict[object, int] = dict.fromkeys(order, 0)
     for position, root in enumerate(roots):
         masks[root] |= 1 << position
     for node in order:
@@ -164,8 +164,8 @@ def _positions(mask: int, count: int) -> frozenset[int]:
 
 def _consumers_first(outputs: Sequence[torch.Tensor]) -> list[Any]:
     """The autograd nodes behind outputs, each before the nodes that it passes gradients on to."""
-    order: list[Any] = []
-    seen: set[Any] = {None}
+    order: list[object] = []
+    seen: set[object] = {None}
     stack: list[tuple[Any, bool]] = [(history_of(output), False) for output in outputs]
     while stack:
         node, done = stack.pop()

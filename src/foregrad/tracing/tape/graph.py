@@ -14,6 +14,7 @@ from torch import fx
 from ..._torch.fakes import FakeTensorMode, new_fake
 from ..._torch.graphs import GraphWriter, is_higher_order, make_graph_module, symbol_of
 from ..._torch.nested import mapped
+from ..._torch.ops import OPAQUE, is_opaque_value
 from ..._torch.symbols import expression_in, map_symbolic, symbol_made, write_expression
 from ...errors import UnsupportedError
 from ...graph.meta import NodeMeta, TensorSpec
@@ -32,7 +33,7 @@ def build_module(
     fake_mode: FakeTensorMode,
     name: str,
     symbolic: bool = False,
-    numbers: Mapping[Entry, Any] | None = None,
+    numbers: Mapping[Entry, object] | None = None,
 ) -> fx.GraphModule:
     """`(primals..., tangents...) -> outputs` from the entries that the outputs or an effect need.
 
@@ -42,7 +43,7 @@ def build_module(
 
 
 class _GraphBuilder:
-    def __init__(self, tape: Tape, fake_mode: FakeTensorMode, symbolic: bool, numbers: Mapping[Entry, Any]) -> None:
+    def __init__(self, tape: Tape, fake_mode: FakeTensorMode, symbolic: bool, numbers: Mapping[Entry, object]) -> None:
         self.numbers = numbers
         self.symbolic = symbolic
         self.sizes: SizeNodes | None = None
@@ -53,7 +54,7 @@ class _GraphBuilder:
         self.root = torch.nn.Module()
         self.nodes: dict[Entry, fx.Node] = {}
         self.constants = 0
-        self.objects: dict[Any, fx.Node] = {}
+        self.objects: dict[object, fx.Node] = {}
         self.operators: dict[int, tuple[str, bool]] = {}  # see `_about`
 
     def build(
@@ -98,13 +99,15 @@ class _GraphBuilder:
         if self.sizes is not None and isinstance(number, torch.SymInt):
             self.sizes.define(number, node)
 
-    def _about(self, target: Any) -> tuple[str, bool]:
+    def _about(self, target: object) -> tuple[str, bool]:
         """The name of an operator's nodes, and whether it takes objects that the graph's module holds."""
         about = self.operators[id(target)] = _name(target), _takes_objects(target)
         return about
 
-    def _read(self, value: Any) -> fx.Node:
+    def _read(self, value: object) -> Any:
         """An object read from the module: compilers look there for graphs, and others have no spelling in its code."""
+        if is_opaque_value(value):
+            return value  # which has a spelling
         node = self.objects.get(value)
         if node is None:
             prefix = next(prefix for kind, prefix in _OBJECTS.items() if isinstance(value, kind))
@@ -198,19 +201,20 @@ class _LateMeta(Mapping[str, Callable[[], Any]]):
         assert self.origin is not None
         return self.prefix + self.origin.text()
 
-    def _modules(self) -> dict[str, Any]:
+    def _modules(self) -> dict[str, object]:
         assert self.origin is not None
         return {str(i): item for i, item in enumerate(self.origin.modules)}
 
 
 # Objects that the graph's module holds, and how their attributes are called: graphs by their class.
 _OBJECTS: dict[type, str] = {torch.Generator: "_generator", torch.ScriptObject: "_torchbind_obj", fx.GraphModule: ""}
+_OBJECTS |= {cls: "_opaque_obj" for cls in OPAQUE if cls not in _OBJECTS}
 
 
 @functools.cache
-def _takes_objects(target: Any) -> bool:
+def _takes_objects(target: object) -> bool:
     names = [str(argument.type) for argument in getattr(getattr(target, "_schema", None), "arguments", ())]
-    return is_higher_order(target) or any("Generator" in name or name.startswith("__torch__") for name in names)
+    return is_higher_order(target) or any("Generator" in n or n.startswith(("__torch__", "PyObject")) for n in names)
 
 
 def _original(entry: Entry) -> Any:
@@ -238,7 +242,7 @@ def fake_of(mode: FakeTensorMode, spec: Any) -> Any:
     return None
 
 
-def _name(target: Any) -> str:
+def _name(target: object) -> str:
     packet = getattr(target, "overloadpacket", None)
     raw = packet.__name__ if packet is not None else getattr(target, "__name__", "op")
     return str(raw).strip("_") or "op"
@@ -248,14 +252,14 @@ def _name(target: Any) -> str:
 # How the graph computes with symbolic sizes: read off its inputs.
 
 
-def symbols_of_inputs(inputs: Sequence[Entry], numbers: Mapping[Entry, Any]) -> tuple[SizeSymbol, ...]:
+def symbols_of_inputs(inputs: Sequence[Entry], numbers: Mapping[Entry, object]) -> tuple[SizeSymbol, ...]:
     """Where each symbol is found: the first dimension of an input that is one, or the input that is that number.
 
     `numbers` has the symbolic numbers that inputs are, by entry.
     """
-    found: dict[Any, SizeSymbol] = {}
+    found: dict[object, SizeSymbol] = {}
     for position, entry in enumerate(inputs):
-        sizes: list[tuple[int | None, Any]] = []
+        sizes: list[tuple[int | None, object]] = []
         if isinstance(entry.spec, TensorSpec):
             sizes = list(enumerate(entry.spec.shape))
         elif entry in numbers:
@@ -271,7 +275,7 @@ class SizeNodes:
     """The nodes of a graph that compute with sizes, read off the graph's `inputs`."""
 
     def __init__(
-        self, graph: fx.Graph, inputs: Sequence[Entry], nodes: Mapping[Entry, fx.Node], numbers: Mapping[Entry, Any]
+        self, graph: fx.Graph, inputs: Sequence[Entry], nodes: Mapping[Entry, fx.Node], numbers: Mapping[Entry, object]
     ) -> None:
         self.graph = graph
         self.inputs = inputs
@@ -290,11 +294,11 @@ class SizeNodes:
             self.written[expression] = write_expression(self.graph, number, self.symbols, expression)
         return self.written[expression]
 
-    def define(self, number: Any, node: fx.Node) -> None:
+    def define(self, number: object, node: fx.Node) -> None:
         """`node` computes this symbolic number."""
         self.symbols.setdefault(symbol_made(number), node)
 
-    def _size(self, symbol: Any) -> fx.Node:
+    def _size(self, symbol: object) -> fx.Node:
         place = self.places.get(symbol)
         if place is None:
             raise UnsupportedError(

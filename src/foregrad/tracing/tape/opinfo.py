@@ -25,8 +25,8 @@ from ..._torch.ops import (
 
 aten = torch.ops.aten
 
-# Operators that write to arguments without saying so in their schema -> positions of those arguments, used when
-# the predicate over the arguments holds.
+# Operators that write to arguments without saying so in their schema -> positions of these arguments, used when the
+# predicate over the arguments holds.
 _HIDDEN_WRITES: dict[OpOverload, tuple[int, ...]] = {
     aten.native_batch_norm.default: (3, 4),
     aten.cudnn_batch_norm.default: (3, 4),
@@ -49,11 +49,11 @@ def take_data(tensor: torch.Tensor) -> torch.Tensor:
 CUTS = {aten.detach.default, take_data}  # these also cut the history off
 IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, take_data}
 
-# Outputs that a kernel may leave undefined, which no operator can be given from Python.
-MAYBE_UNDEFINED: dict[Any, tuple[int, ...]] = {aten.mkldnn_rnn_layer.default: (3,)}  # in grad mode it is defined
+# Outputs that a kernel may leave undefined: Python can't pass an undefined tensor to an operator.
+MAYBE_UNDEFINED: dict[object, tuple[int, ...]] = {aten.mkldnn_rnn_layer.default: (3,)}  # in grad mode it is defined
 
-# Kernels that look at the grad mode: what to call for what they do when it is on.
-IN_GRAD_MODE: dict[Any, Any] = {aten.mkldnn_rnn_layer.default: mkldnn_rnn_layer_for_training}
+# Kernels that look at the grad mode: the operator to call for the way with gradients on.
+IN_GRAD_MODE: dict[object, Any] = {aten.mkldnn_rnn_layer.default: mkldnn_rnn_layer_for_training}
 
 
 def item_or_empty(values: tuple[Any, ...], index: int) -> torch.Tensor:
@@ -94,7 +94,7 @@ class CallOnCopies:
         self.__qualname__ = self.__name__
         self.__module__ = __name__
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
+    def __call__(self, *args: object) -> tuple[object, ...]:
         names = [a.name for a in self.op._schema.arguments]
         kwonly = [a.kwarg_only for a in self.op._schema.arguments]
         call = [mapped(a, torch.Tensor, _copy) if i in self.writes else a for i, a in enumerate(args)]

@@ -38,7 +38,7 @@ class Origin:
     modules: tuple[tuple[str, str], ...]
     metadata: Mapping[str, Any] | None = None
     marked_call: int = 0
-    custom: Mapping[str, Any] | None = None
+    custom: Mapping[str, object] | None = None
 
     def text(self) -> str:
         """As in a traceback, outermost first: the form that `node.meta["stack_trace"]` has."""
@@ -61,14 +61,14 @@ class Origins:
         self.root = root
         self.modules: list[tuple[str, str]] = []
         self._marked_calls, self._calls = 0, [0]  # their count; of each call that runs, the innermost
-        self._last: tuple[Any, int, Origin] | None = None
+        self._last: tuple[object, int, Origin] | None = None
 
     def here(self) -> Origin:
         frame: Any = sys._getframe(1)
         custom = traceback.current_meta.get("custom")
         root, is_user, modules = self.root, _IS_USER, self.modules
         first: Any = None
-        metadata: Mapping[str, Any] | None = None
+        metadata: Mapping[str, object] | None = None
         frames: list[tuple[CodeType | _SourceLine, int]] = []
         while frame is not None:
             code = frame.f_code
@@ -81,7 +81,7 @@ class Origins:
             if user:
                 line = frame.f_lineno
                 if first is None:
-                    # Several operators come from one line: while its frame is there, those below are where they were.
+                    # Several operators come from one line: while its frame is there, the frames below stay the same.
                     first, last = frame, self._last
                     if last is not None and last[0] is frame and last[1] == line and last[2].custom == custom:
                         return last[2]
@@ -125,8 +125,8 @@ class Origins:
 
 
 # Whether a code object is the user's, and the code object itself, which keeps its id its own; bounded by the number of
-# functions in the program. By id: the hash of code is that of all its constants, worked out anew each time. For code
-# that was made of the user's: what each of its lines stands for, innermost frame first.
+# functions in the program. By id: the hash of code hashes all its constants, anew each time. For code that was
+# generated from the user's code: the user's frames for each line, innermost first.
 _IS_USER: dict[int, tuple[bool | Mapping[int, Origin], CodeType]] = {}
 
 
@@ -134,7 +134,7 @@ def _is_users(code: CodeType) -> bool:
     return not (code.co_filename.startswith(_LIBRARIES) or is_house_code(code))
 
 
-def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]]) -> None:
+def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, object]]]) -> None:
     """Note that `code` was made of the user's: by line, the original stack (as in a traceback), and the facts about the
     line's node.
     """

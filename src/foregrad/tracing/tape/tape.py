@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -19,6 +19,9 @@ from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
 from ...frontend.openings import Sampler, new_samples
 from ...graph.meta import TensorSpec
 from ...identity import IdSet
+
+if TYPE_CHECKING:
+    from .origin import Origin
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -36,14 +39,14 @@ class Entry:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     spec: TensorSpec | tuple[Any, ...] | None = None
     name: str | None = None
-    origin: Any = None
+    origin: Origin | None = None
     original: Any = None  # the operator that the user's program called, when this is part of its decomposition
     sequence_nr: int | None = None
     is_backward: bool = False
     has_effect: bool = False
     once: bool = False
     recompute: Any = None
-    constant: Any = None  # the real tensor, when this is a constant
+    constant: torch.Tensor | None = None  # the real tensor, when this is a constant
     value: Any = None  # its value, once evaluated ahead of time (see `evaluate_entry`)
 
     @property
@@ -57,7 +60,7 @@ class Entry:
         return f"Entry({self.name or self.target})"
 
 
-def map_entries(value: Any, fn: Callable[[Entry], Any]) -> Any:
+def map_entries(value: Any, fn: Callable[[Entry], object]) -> Any:
     """`value` with `fn` applied to its every entry, through lists, tuples, dicts and slices."""
     cls = type(value)
     if cls is Entry:
@@ -72,7 +75,7 @@ def map_entries(value: Any, fn: Callable[[Entry], Any]) -> Any:
     return value
 
 
-def entries_in(value: Any) -> Iterator[Entry]:
+def entries_in(value: object) -> Iterator[Entry]:
     """Every entry in `value`, in order."""
     if isinstance(value, Entry):
         yield value
@@ -87,7 +90,7 @@ def entries_in(value: Any) -> Iterator[Entry]:
 class Tape:
     """An ordered list of entries."""
 
-    def __init__(self, origins: dict[int, Any] | None = None) -> None:
+    def __init__(self, origins: dict[int, object] | None = None) -> None:
         self.entries: list[Entry] = []
         # Where each forward operator was called, by autograd sequence number.
         self.origins: dict[int, Any] = {} if origins is None else origins
@@ -101,17 +104,17 @@ class Tape:
         """The entries that no backward recorded."""
         return [entry for entry in self.entries if not entry.is_backward]
 
-    def with_operator(self, holds: Callable[[Any], bool]) -> list[Entry]:
+    def with_operator(self, holds: Callable[[object], bool]) -> list[Entry]:
         """The entries with an operator that satisfies `holds`; it is asked once for each operator."""
         found = {key for key, target in {id(e.target): e.target for e in self.entries}.items() if holds(target)}
         return [entry for entry in self.entries if id(entry.target) in found] if found else []
 
-    def live(self, outputs: Iterable[Any]) -> list[Entry]:
+    def live(self, outputs: Iterable[object]) -> list[Entry]:
         """The entries that `outputs` or an effect (a random number drawn, a collective) need, in order."""
         needed = self.needed([*outputs, *(entry for entry in self.entries if entry.has_effect)])
         return [entry for entry in self.entries if entry in needed]
 
-    def needed(self, outputs: Iterable[Any]) -> set[Entry]:
+    def needed(self, outputs: Iterable[object]) -> set[Entry]:
         """The entries that `outputs` need."""
         needed: set[Entry] = set()
         stack: list[Any] = list(outputs)
@@ -137,7 +140,7 @@ _LEAVES = {int, float, bool, str, type(None)}
 
 
 # -------------------------------------------------------------------- capturing again
-# Why a capture starts over: it found out what it should have known from the beginning.
+# Why a capture starts over: it found a fact that it should have known from the beginning.
 
 
 @dataclasses.dataclass(slots=True)
@@ -157,9 +160,9 @@ class Learned:
     viewed: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     as_they_are: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     late: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
-    containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
-    regions: set[Any] = dataclasses.field(default_factory=set)
-    hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    containers: dict[tuple[int, object], bool] = dataclasses.field(default_factory=dict)
+    regions: set[type] = dataclasses.field(default_factory=set)
+    hooks: dict[object, Any] = dataclasses.field(default_factory=dict)
     samples: Sampler = dataclasses.field(default_factory=new_samples)
     facts: dict[type, Any] = dataclasses.field(default_factory=dict)
     disturbed: list[str] = dataclasses.field(default_factory=list)
@@ -170,8 +173,8 @@ class Learned:
 # Value numbers: equal for entries of a tape, or nodes of a graph made from it, that hold the same value.
 #
 # A tape has no mutation, so the same operator on the same values gives the same value (Cocke's value numbering, in one
-# pass). Random operators are each a value of their own. Transposes of transposes are one: compilers rewrite those, and
-# the values that their graphs save are to be found again.
+# pass). Random operators are each a value of their own. A transpose of a transpose is the first value: compilers
+# rewrite such pairs, and the values that their graphs save are to be found again.
 
 
 class Numbering:
@@ -181,9 +184,9 @@ class Numbering:
         self.tape = tape
         self.first: list[Entry] = []  # by number: the entry it was first seen at
         self._positions: list[int] = []  # by number: where on the tape that is
-        self._by_key: dict[Any, int] = {}
+        self._by_key: dict[object, int] = {}
         self._by_entry: dict[Entry, int] = {}
-        self._orders: dict[int, tuple[int, tuple[int, ...]]] = {}  # by number of a transpose: of what, and how
+        self._orders: dict[int, tuple[int, tuple[int, ...]]] = {}  # by a transpose: the operand, the permutation
         self._done = 0
 
     def extend(self) -> None:
@@ -217,7 +220,7 @@ class Numbering:
         self._orders[number] = found
         return number
 
-    def _permuted(self, target: Any, args: Sequence[Any], numbers: Any) -> tuple[int, tuple[int, ...]] | None:
+    def _permuted(self, target: object, args: Sequence[Any], numbers: Any) -> tuple[int, tuple[int, ...]] | None:
         """For a transpose: the number of the value, itself none, that it is one of, and the order of dimensions."""
         if target not in _PERMUTES:
             return None
@@ -233,7 +236,7 @@ class Numbering:
     def of(self, entry: Entry) -> int:
         return self._by_entry[entry]
 
-    def key(self, args: Any) -> Any:
+    def key(self, args: object) -> Any:
         """A hashable key, equal for arguments of equal values."""
         return _key(args, self._by_entry)
 
@@ -297,14 +300,14 @@ def _entry_key(entry: Entry, numbers: Mapping[Entry, int]) -> Any:
     return entry.target, _key(entry.args, numbers), _key(entry.kwargs, numbers)
 
 
-def _key(arguments: Any, numbers: Any) -> Any:
+def _key(arguments: object, numbers: Any) -> Any:
     """Something hashable, equal for equal arguments; entries and nodes become their numbers."""
     return frozen(arguments, (Entry, fx.Node, *SYMBOLIC), functools.partial(_named, numbers))
 
 
-def _named(numbers: Any, value: Any) -> Any:
+def _named(numbers: Any, value: object) -> Any:
     if isinstance(value, fx.Node):
-        # A size that an operator found is on the tape too; what is computed with it names the size.
+        # A size that an operator found is on the tape too; operators on the size name it.
         size = dict.get(value.meta, "val") if dict.get(value.meta, "spec") is None else None
         if size is None and value not in numbers:
             size = value.meta.get("val")
@@ -313,7 +316,7 @@ def _named(numbers: Any, value: Any) -> Any:
     return _size(value) if is_symbolic(value) else ("#", numbers[value])
 
 
-def _size(number: Any) -> Any:
+def _size(number: object) -> Any:
     expression = number.node.expr if isinstance(number, torch.SymInt) else symbol_made(number)
     # A size that was found to be one number: the graph has that.
     return (int, int(expression)) if expression.is_Integer else ("size", expression)

@@ -71,7 +71,7 @@ class Decisions:
         self._varying: set[Entry] = set()
         self._contents: dict[Entry, torch.Tensor] = {}
         # The symbolic integer in a tensor, by the tensor's entry; None where the integer is plain.
-        self._integers: dict[Entry, Any] = {}
+        self._integers: dict[Entry, object] = {}
 
     def refuse(self, error: Exception) -> None:
         """The capture fails by `error`, whoever catches it meanwhile."""
@@ -102,7 +102,7 @@ class Decisions:
         if self.varied is not None and where not in self.varied:
             raise NumberVaries(where)
 
-    def _integer(self, entry: Entry, value: int, where: str, emit: Emit) -> Any:
+    def _integer(self, entry: Entry, value: int, where: str, emit: Emit) -> object:
         """The symbol of an integer that the graph reads; None where it can't be one."""
         if entry not in self._integers:
             number = self.numbers.integer(value, where)
@@ -111,12 +111,12 @@ class Decisions:
             self._integers[entry] = number
         return self._integers[entry]
 
-    def _found(self, entry: Entry, value: int, number: Any, where: str) -> None:
+    def _found(self, entry: Entry, value: int, number: object, where: str) -> None:
         """`entry` of the graph finds the symbolic integer `number`, `value` in the present call."""
         self.sizes.made[entry] = number
         self.add(Decided(entry, value, where, is_tensor=False, symbol=symbol_made(number)))
 
-    def decide(self, entry: Entry, value: Any, where: str) -> Any:
+    def decide(self, entry: Entry, value: object, where: str) -> Any:
         """`value`, from a number's entry, is a part of the program from now on."""
         known = self._by_entry.get(entry)
         return (known or self.add(Decided(entry, value, where, is_tensor=False))).value
@@ -157,7 +157,7 @@ class Decisions:
                 "compiled function."
             ) from None
 
-    def supply(self, entry: Entry, value: Any) -> None:
+    def supply(self, entry: Entry, value: object) -> None:
         """An operator with effects has run already, and gave this."""
         self._prefix.values[entry] = value
 
@@ -173,7 +173,7 @@ class Decisions:
         try:
             result = self._prefix.value(entry)
         except UnknownValue:
-            # In a backward the numbers come from outside, but the mask that picks some of them doesn't.
+            # In a backward the numbers come from outside, but the mask that picks some numbers doesn't.
             picked = self.sizes.picked(entry)
             if picked is not None:
                 return picked
@@ -207,7 +207,7 @@ class Decisions:
             self._found(size, first.numel(), opened.number, where)
         return _with_specs(result, entry.spec)
 
-    def _decide_numbers(self, entry: Entry, result: Any, where: str, emit: Emit) -> None:
+    def _decide_numbers(self, entry: Entry, result: object, where: str, emit: Emit) -> None:
         """Numbers that come beside tensors, as operators of the user's may return them."""
         if not isinstance(result, (tuple, list)):
             return
@@ -244,12 +244,12 @@ def _masks_of(entry: Entry) -> list[Entry] | None:
     return [entry.args[1]] if entry.target is aten.masked_select.default else None
 
 
-def sized_by_values(target: Any) -> bool:
+def sized_by_values(target: object) -> bool:
     """Whether the size of an operator's result is known to depend on values."""
     return isinstance(target, (SizedCall, OpenCall)) or (isinstance(target, OpOverload) and depends_on_values(target))
 
 
-def _with_specs(result: Any, specs: Any) -> Any:
+def _with_specs(result: object, specs: Any) -> Any:
     if isinstance(result, (tuple, list)):
         return tuple(_with_specs(item, spec) for item, spec in zip(result, specs, strict=True))
     return specs if isinstance(result, torch.Tensor) else result
@@ -272,11 +272,11 @@ def _dtype_of(entry: Entry) -> torch.dtype | None:
 
 
 # -------------------------------------------------------------------- decisions of derivatives
-# The values that were read on the way to a derivative, and those that the derivative itself reads.
+# The values that were read on the way to a derivative, and the values that the derivative itself reads.
 #
-# The arguments are not kept beyond the capture, only what was read of them: that holds whenever a derivative runs, as
-# the forward's runtime has looked. What a derivative reads besides is computed, when it is captured, from what its
-# first call brings (saved values, tangents), and becomes a decision of its own.
+# The arguments are not kept beyond the capture, only the values read of them: these hold whenever a derivative runs, as
+# the forward's runtime has looked. A value that only the derivative reads is computed, at its capture, from its first
+# call's saved values and tangents, and becomes a decision of its own.
 
 
 AtHand = Callable[[], Mapping[int, Any]]  # real values by value number
@@ -322,7 +322,7 @@ class KnownDecisions(Decisions):
     def number(self, entry: Entry, where: str) -> Any:
         return self._read_before(entry, lambda: super(KnownDecisions, self).number(entry, where))
 
-    def _read_before(self, entry: Entry, otherwise: Callable[[], Any]) -> Any:
+    def _read_before(self, entry: Entry, otherwise: Callable[[], object]) -> Any:
         numbering = self.numbering
         numbering.extend()
         number = numbering.of(entry)
@@ -340,7 +340,7 @@ class KnownDecisions(Decisions):
                 self.numbering.renumber(entry)
                 return other.spec
         result = super().sized(entry, where, emit)
-        self.numbering.renumber(entry)  # another derivative may have found another size
+        self.numbering.renumber(entry)  # a second derivative may have found a different size
         self._sized.append(entry)
         return result
 
@@ -369,7 +369,7 @@ class _PrefixAtHand(Prefix):
     def __init__(self, numbering: Numbering, at_hand: AtHand) -> None:
         super().__init__(numbering.tape, lambda _entry: None)
         self.numbering, self.at_hand = numbering, at_hand
-        self.by_number: Mapping[int, Any] | None = None
+        self.by_number: Mapping[int, object] | None = None
         self.at = len(numbering.tape.entries)  # the forward has drawn its random numbers
 
     def value(self, entry: Entry) -> Any:

@@ -42,8 +42,8 @@ class Numbers:
         self.texts: Any = None  # gives marks for texts that each call makes
         self.made: list[TracedFloat] = []
         self.by_entry: dict[Entry, TracedFloat] = {}
-        self.by_symbol: dict[Any, TracedFloat] = {}
-        self.integers: dict[Any, str] = {}  # symbols of those that are plain ones to the program: where they are from
+        self.by_symbol: dict[object, TracedFloat] = {}
+        self.integers: dict[Any, str] = {}  # symbols that are plain numbers to the program: their origins
         if table is not None:
             table.tell(self)
 
@@ -77,7 +77,7 @@ class Numbers:
             self.recorder.is_symbolic = True
         return self.table
 
-    def known(self, number: Any) -> TracedFloat | None:
+    def known(self, number: object) -> TracedFloat | None:
         """The number of ours that a symbolic float is: torch wraps them anew on their way through it."""
         return self.by_symbol.get(symbol_made(number)) if isinstance(number, torch.SymFloat) else None
 
@@ -87,20 +87,20 @@ class Numbers:
             return number.plain()
         return torch.SymFloat(number.node) if type(number) is TracedFloat else number
 
-    def ours(self, number: Any) -> Any:
+    def ours(self, number: Any) -> object:
         """A number that was read from a tensor as the program is to see it; any other as it is."""
         if type(number) is torch.SymInt and symbol_made(number) in self.integers:
             return TracedInt(number.node)
         known = self.known(number)
         return number if known is None else known
 
-    def sizes(self, sizes: Any) -> Any:
+    def sizes(self, sizes: object) -> Any:
         """A size, or several, as the program is to see them."""
         if isinstance(sizes, tuple):
             return sizes if all(type(size) is int for size in sizes) else type(sizes)(map(self.sizes, sizes))
         return TracedInt(sizes.node) if type(sizes) is torch.SymInt else sizes
 
-    def entry_of(self, number: Any) -> Any:
+    def entry_of(self, number: object) -> Any:
         """The tape's entry for a symbolic float; any other number unchanged.
 
         One that torch's own code computed becomes a plain number: its arithmetic rounds otherwise than Python's.
@@ -110,7 +110,7 @@ class Numbers:
         known = self.known(number)
         return known.entry if known is not None else torch.SymFloat.__float__(number)
 
-    def apply(self, op: Callable[..., Any], *operands: Any) -> Any:
+    def apply(self, op: Callable[..., object], *operands: object) -> Any:
         """Python's operator on numbers: recorded; a result that is no float is decided on."""
         value = op(*map(_value_of, operands))
         where = next(filter(None, map(self._where, operands)))
@@ -139,12 +139,12 @@ def numbers_of(number: Any) -> Numbers | None:
     return number.numbers if type(number) is TracedFloat else numbers_told(number)
 
 
-def _value_of(number: Any) -> Any:
+def _value_of(number: Any) -> object:
     """A number as it is in the call that is captured."""
     return number.value if type(number) is TracedFloat else concrete(number)
 
 
-def _as_operand(number: Any) -> Any:
+def _as_operand(number: Any) -> object:
     """A number as an operator on the tape takes it."""
     if type(number) is TracedInt:
         return number.plain()
@@ -195,14 +195,14 @@ class TracedFloat(TracedSymbol):
     def __reduce__(self) -> Any:
         return float, (self._fixed(),)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in _FLOATS_OWN:
             return getattr(self._fixed(), name)
         raise AttributeError(f"'float' object has no attribute {name!r}")
 
 
-def _binary(op: Callable[..., Any], *, swapped: bool) -> Callable[[Any, Any], Any]:
-    def method(self: TracedFloat, other: Any) -> Any:
+def _binary(op: Callable[..., object], *, swapped: bool) -> Callable[[Any, Any], object]:
+    def method(self: TracedFloat, other: object) -> object:
         if type(other) not in _NUMBERS:
             return NotImplemented
         return self.numbers.apply(op, other, self) if swapped else self.numbers.apply(op, self, other)
@@ -210,7 +210,7 @@ def _binary(op: Callable[..., Any], *, swapped: bool) -> Callable[[Any, Any], An
     return method
 
 
-def _unary(op: Callable[..., Any]) -> Callable[[Any], Any]:
+def _unary(op: Callable[..., object]) -> Callable[[Any], object]:
     return lambda self: self.numbers.apply(op, self)
 
 
@@ -232,9 +232,9 @@ for _name in ("divmod", "rdivmod"):
 # -------------------------------------------------------------------- functions of numbers
 # Functions of `math` on numbers that the graph computes: recorded, as arithmetic on them is; `min` and `max` too.
 #
-# The former take a float's value in C, where no class of numbers is asked; the latter compare, which would be a
-# decision each; `float` and `int` of the program's code are here too. A tensor of one element is the number in it.
-# Without the C++ part all are decisions: the number is then a value that the graph is for.
+# Functions of `math` take a float's value in C, and C asks no class of numbers; `min` and `max` compare, and each
+# comparison would be a decision; `float` and `int` in the program's code are here too. A tensor of one element counts
+# as its number. Without the C++ part all are decisions: the graph then holds for one number.
 
 
 _NAMES = (
@@ -260,10 +260,10 @@ def trace_math() -> None:
         divert(function, _recorded_limit(function), (TracedFloat,))
 
 
-def _recorded(function: Callable[..., Any], same: type | None = None) -> Callable[..., Any]:
+def _recorded(function: Callable[..., object], same: type | None = None) -> Callable[..., Any]:
     """`same`: the numbers that the function gives back as they are."""
 
-    def recorded(*args: Any, **kwargs: Any) -> Any:
+    def recorded(*args: object, **kwargs: object) -> Any:
         args = args if kwargs else tuple(map(_number_in, args))
         number = None if kwargs else next((arg for arg in args if type(arg) in TRACED), None)
         numbers = None if number is None else numbers_of(number)
@@ -274,17 +274,17 @@ def _recorded(function: Callable[..., Any], same: type | None = None) -> Callabl
     return recorded
 
 
-def _number_in(value: Any) -> Any:
+def _number_in(value: Any) -> object:
     """The number in a tensor of one element, of the capture; any other value as it is."""
     is_one = isinstance(value, torch.Tensor) and is_stand_in(value) and value.numel() == 1 and not value.is_complex()
     return value.item() if is_one else value
 
 
-def _recorded_limit(function: Callable[..., Any]) -> Callable[..., Any]:
+def _recorded_limit(function: Callable[..., object]) -> Callable[..., object]:
     """Of floats alone: `min` and `max` of an integer and a float may give either type, and are decided on."""
     recorded = _recorded(function)
 
-    def limit(*args: Any, **kwargs: Any) -> Any:
+    def limit(*args: Any, **kwargs: Any) -> object:
         items = args[0] if len(args) == 1 else args
         return NotImplemented if kwargs or not {*map(type, items)} <= _FLOATS else recorded(*items)
 

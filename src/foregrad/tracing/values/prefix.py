@@ -7,7 +7,7 @@ numbers that the compiled call is going to draw, and the program's own generator
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -145,7 +145,7 @@ class Prefix:
             fork = self.forks[generator] = generator.clone_state()
         return fork
 
-    def _known(self, entry: Entry) -> Any:
+    def _known(self, entry: Entry) -> object:
         return self.values[entry]
 
 
@@ -189,7 +189,7 @@ def _generators(entry: Entry) -> list[torch.Generator]:
 _LIMIT_BYTES = 1 << 28
 
 
-def evaluate(recorder: Recording, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+def evaluate(recorder: Recording, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[bool, Any]:
     """(True, result of `func`) when none of its arguments depends on an input or a random number."""
     entry_args = recorder.to_entries(args)
     entry_kwargs = recorder.to_entries(kwargs)
@@ -225,7 +225,7 @@ def is_constant(entry: Entry) -> bool:
 
 
 def _has_few_bytes(spec: Any) -> bool:
-    if isinstance(spec, tuple):  # of several results, one of which may be a list
+    if isinstance(spec, tuple):  # of several results, where one may be a list
         return all(map(_has_few_bytes, spec))
     return spec is None or (type(spec.nbytes) is int and spec.nbytes <= _LIMIT_BYTES)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from ...graph.meta import TensorSpec, contiguous_strides, following_strides
 from ...graph.signature import SizeSymbol
 from ..tape.tape import Entry, entries_in
 from .numbers import Numbers
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 aten = torch.ops.aten
 
@@ -35,13 +38,13 @@ class SizeDivergedError(RuntimeError):
 class SizedCall:
     """An operator with result sizes that depend on values, for a graph with known sizes: raises for any others."""
 
-    def __init__(self, op: Any, shapes: tuple[Any, ...]) -> None:
+    def __init__(self, op: Any, shapes: tuple[object, ...]) -> None:
         self.op = op
         self.shapes = shapes
         self.__name__ = self.__qualname__ = "sized_" + str(op.overloadpacket.__name__).strip("_")
         self.__module__ = __name__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         result = self.op(*args, **kwargs)
         shapes = shapes_of(result)
         if shapes != self.shapes:
@@ -61,11 +64,11 @@ class OpenCall:
     def __init__(self, op: Any, layouts: tuple[tuple[int, ...] | None, ...], size: tuple[int | None, int]) -> None:
         self.op = op
         self.layouts = layouts
-        self.size = size  # which result, and dimension of it, is the size (result None: there is one)
+        self.size = size  # the result and the dimension that have the size (result None: there is one result)
         self.__name__ = self.__qualname__ = "open_" + str(op.overloadpacket.__name__).strip("_")
         self.__module__ = __name__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         result = self.op(*args, **kwargs)
         index, dim = self.size
         first = result if index is None else result[index]
@@ -80,13 +83,13 @@ class OpenCall:
         return f"open_call({self.op})"
 
 
-def shapes_of(result: Any) -> tuple[Any, ...]:
+def shapes_of(result: object) -> tuple[Any, ...]:
     """The shape of each result; None for a result that is no tensor."""
     values = result if isinstance(result, (tuple, list)) else (result,)
     return tuple(_shape_of(value) for value in values)
 
 
-def _shape_of(value: Any) -> tuple[Any, ...] | None:
+def _shape_of(value: object) -> tuple[object, ...] | None:
     if isinstance(value, (tuple, list)):
         return shapes_of(value)
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
@@ -134,7 +137,7 @@ class OpenSizes:
         self.seen = seen
         self.always = always
         self.made: dict[Entry, Any] = {}  # by the entry that gives a size: that size
-        self.counts: dict[Entry, Any] = {}  # by the entry of a mask: how many of its elements are chosen
+        self.counts: dict[Entry, object] = {}  # by the entry of a mask: how many of its elements are chosen
 
     def are_open(self, where: str, value: int) -> bool:
         """Whether a number of elements, found at the program's line, may differ in the next call."""
@@ -142,7 +145,7 @@ class OpenSizes:
             return False
         return self.always or bool(self.seen.get(where, frozenset()) - {value})
 
-    def open(self, entry: Entry, result: Any, where: str) -> OpenResult | None:
+    def open(self, entry: Entry, result: object, where: str) -> OpenResult | None:
         """`result`, from the operator of `entry` in the call, with its size open; None where the size can't be."""
         shapes = _open_shapes(entry, result)
         if shapes is None:
@@ -167,7 +170,7 @@ class OpenSizes:
         one = isinstance(result, torch.Tensor)
         return OpenResult(target, specs[0] if one else tuple(specs), place, number, known is None)
 
-    def remember(self, entry: Entry, result: Any) -> None:
+    def remember(self, entry: Entry, result: object) -> None:
         """`result` has the size that a graph for this size alone has: it tells how many elements a mask chooses."""
         mask, shapes = mask_counted(entry), _open_shapes(entry, result)
         if mask is not None and shapes is not None:
@@ -186,15 +189,15 @@ class OpenSizes:
         return TensorSpec(shape, contiguous_strides(shape), source.dtype, source.device)
 
 
-def _first(result: Any) -> torch.Tensor:
+def _first(result: object) -> torch.Tensor:
     return next(t for t in _all(result) if isinstance(t, torch.Tensor))
 
 
-def _all(result: Any) -> tuple[Any, ...]:
+def _all(result: object) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def _spec(tensor: Any, shape: Shape | None, number: Any) -> Any:
+def _spec(tensor: object, shape: Shape | None, number: object) -> TensorSpec | None:
     if not isinstance(tensor, torch.Tensor):
         return None
     spec = TensorSpec.of(tensor)
@@ -204,7 +207,7 @@ def _spec(tensor: Any, shape: Shape | None, number: Any) -> Any:
     return TensorSpec(sizes, following_strides(spec, sizes), spec.dtype, spec.device, spec.offset)
 
 
-def _find_size(shapes: tuple[Shape | None, ...], result: Any) -> tuple[tuple[int | None, int] | None, int]:
+def _find_size(shapes: tuple[Shape | None, ...], result: object) -> tuple[tuple[int | None, int] | None, int]:
     """The first place of the open size, and its present value."""
     for index, (shape, tensor) in enumerate(zip(shapes, _all(result), strict=True)):
         if shape is not None and None in shape:
@@ -231,7 +234,7 @@ def mask_counted(entry: Entry) -> Entry | None:
     return mask if isinstance(mask, Entry) and mask.tensor.dtype is torch.bool else None
 
 
-def _open_shapes(entry: Entry, result: Any) -> tuple[Shape | None, ...] | None:
+def _open_shapes(entry: Entry, result: object) -> tuple[Shape | None, ...] | None:
     """For each result its shape with None for the size that depends on values; None for an operator not known here.
 
     A result without an entry of its own is constant.
@@ -248,10 +251,10 @@ def _open_shapes(entry: Entry, result: Any) -> tuple[Shape | None, ...] | None:
     return tuple(shapes)
 
 
-Rule = Callable[[Entry, Any], "list[Shape | None] | None"]
+Rule = Callable[[Entry, object], "list[Shape | None] | None"]
 
 
-def _row(entry: Entry, result: Any) -> list[Shape | None]:
+def _row(entry: Entry, result: object) -> list[Shape | None]:
     return [(None,)]
 
 
@@ -259,12 +262,12 @@ def _positions(entry: Entry, result: Any) -> list[Shape | None]:
     return [(None, result.shape[1])]
 
 
-def _picked(entry: Entry, result: Any) -> list[Shape | None] | None:
+def _picked(entry: Entry, result: object) -> list[Shape | None] | None:
     shape = _shape_picked(entry, None)
     return None if shape is None else [shape]
 
 
-def _shape_picked(entry: Entry, number: Any) -> Shape | None:
+def _shape_picked(entry: Entry, number: object) -> Shape | None:
     """The shape of one mask's pick, with `number` elements chosen."""
     indices = entry.args[1]
     if len(list(entries_in(indices))) != 1:
@@ -298,7 +301,7 @@ def _unique_along(entry: Entry, dim: int, result: Any) -> list[Shape | None]:
 
 
 _OF_ONE_ROW = (aten.masked_select.default, aten.repeat_interleave.Tensor, aten.bincount.default)
-_RULES: dict[Any, Rule] = {
+_RULES: dict[object, Rule] = {
     **dict.fromkeys(_OF_ONE_ROW, _row),
     aten.nonzero.default: _positions,
     aten.index.Tensor: _picked,
@@ -309,7 +312,7 @@ _RULES: dict[Any, Rule] = {
 
 
 # -------------------------------------------------------------------- sizes of inputs
-# Which dimensions of which inputs vary, and what follows from that.
+# The dimensions of inputs that vary, and the consequences.
 
 
 Limits = tuple["int | None", "int | None"]
@@ -318,7 +321,7 @@ Limits = tuple["int | None", "int | None"]
 class SizeSymbols:
     """The symbols made for the sizes of inputs; `bound` of the table says (entry of the input, dimension)."""
 
-    def __init__(self, env: Any = None) -> None:
+    def __init__(self, env: ShapeEnv | None = None) -> None:
         self.table = SymbolTable(env)
 
     def spec(
@@ -341,7 +344,7 @@ class SizeSymbols:
             if symbol is not None:
                 self.table.bound.setdefault(symbol, (entry, dim))
 
-    def number(self, value: int, name: str, entry: Any) -> Any:
+    def number(self, value: int, name: str, entry: object) -> Any:
         """A symbol for an argument that is an integer; the plain integer, where it can't be one."""
         number = self.table.symbol(value, name, (entry, None))
         return TracedInt(number.node) if isinstance(number, torch.SymInt) else value

@@ -1,0 +1,465 @@
+"""The needs of a program without foregrad: its step by PyTorch, recorded on tensors without memory.
+
+A copy of the program runs forward and backward with PyTorch's autograd, checkpointing and DTensor. Each storage is an
+event when an operator makes it, and another when its last reference goes, so values live as long as Python and
+autograd hold them. `fully_shard`'s memories are added where its hooks run, by the rules of `sharded`. The
+copy's tensors are twins on `meta`, or fakes for the CPU: the program's own are neither read nor written.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import copy
+import functools
+import types
+import weakref
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._torch.engine import ThreadDispatchMode, current_autograd_node, next_sequence_nr, sequence_nr_of
+from .._torch.fakes import FakeTensor, NewFakeMode
+from .._torch.nested import leaves, mapped
+from .._torch.wrappers import is_wrapper, parts_of
+from ..errors import PlanError
+from .asked import SaidValues
+from .devices import Device
+from .kernels import AcceleratorKernels
+from .memory import Alive, Standing, StepMemory
+from .optimizers import Optimizer
+from .ranks import Ranks, Unit
+from .replay import Script
+from .result import Recipe
+from .sharded import COMPUTE, GATHER, REDUCE
+from .step import TrainingStep, loss_in, planned
+from .work import Layers, cost_of, pattern
+
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd")
+
+
+class _Twins:
+    """Tensors without memory in the place of a program's, and copies of its modules over these, each once."""
+
+    def __init__(self, fakes: NewFakeMode | None) -> None:
+        self.fakes = fakes
+        self.storages: list[Any] = []
+        self.modules: list[nn.Module] = []
+        self._memo: dict[int, Any] = {}
+        self._kept: list[Any] = []  # so that ids stay theirs
+
+    def of(self, value: Any) -> Any:
+        """A tensor, module, function or container, with twins inside; other values as given."""
+        if isinstance(value, (list, tuple, dict)):
+            return mapped(value, (torch.Tensor, nn.Module), self.of)
+        make = next((make for kind, make in self._MAKERS if isinstance(value, kind)), _Twins._object)
+        if id(value) not in self._memo:
+            self._kept.append(value)
+            self._memo[id(value)] = make(self, value)
+        return self._memo[id(value)]
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if is_wrapper(tensor):
+            if not all(part.is_meta for part in parts_of(tensor)):
+                raise PlanError(f"a {type(tensor).__name__} has a twin on `meta` alone")
+            twin = tensor.detach().clone()
+        else:
+            device = tensor.device if not tensor.is_meta else torch.device("cpu")
+            with self.fakes or contextlib.nullcontext():
+                twin = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device if self.fakes else "meta"
+                )
+        if isinstance(tensor, nn.Parameter):
+            twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad:
+            twin.requires_grad_()
+        self.storages += [part.untyped_storage() for part in (parts_of(twin) if is_wrapper(twin) else [twin])]
+        return twin
+
+    def _module(self, module: nn.Module) -> nn.Module:
+        """A copy of a module: tensors are twins; objects but modules and containers are shared."""
+        for part in module.modules():
+            for leaf in leaves(vars(part)):
+                if isinstance(leaf, torch.Tensor):
+                    self.of(leaf)
+                elif not isinstance(leaf, (nn.Module, types.MethodType, functools.partial)):
+                    self._memo[id(leaf)] = leaf
+        self.modules.append(copy.deepcopy(module, self._memo))
+        return self.modules[-1]
+
+    def _function(self, function: types.FunctionType) -> types.FunctionType:
+        """The function over copies of the modules and tensors in its cells and globals."""
+        names, known = _names(function.__code__), function.__globals__
+        own = {name: known[name] for name in names if isinstance(known.get(name), (nn.Module, torch.Tensor))}
+        cells = function.__closure__ or ()
+        made = types.FunctionType(
+            function.__code__,
+            known | {name: self.of(value) for name, value in own.items()},
+            function.__name__,
+            function.__defaults__,
+            tuple(types.CellType() for _ in cells),
+        )
+        made.__kwdefaults__ = function.__kwdefaults__
+        self._memo[id(function)] = made  # a cell may hold the function itself
+        for cell, twin in zip(cells, made.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                twin.cell_contents = self.of(cell.cell_contents)
+        return made
+
+    def _object(self, value: Any) -> Any:
+        """An object with modules or tensors among its attributes, over their twins; other objects as given."""
+        held = {} if isinstance(value, type) else getattr(value, "__dict__", {})
+        if not any(isinstance(leaf, (nn.Module, torch.Tensor)) for leaf in leaves(dict(held))):
+            return value
+        made = copy.copy(value)
+        self._memo[id(value)] = made
+        made.__dict__.update({name: self.of(one) for name, one in held.items()})
+        return made
+
+    def _method(self, method: types.MethodType) -> types.MethodType:
+        return types.MethodType(method.__func__, self.of(method.__self__))
+
+    def _partial(self, one: functools.partial[Any]) -> functools.partial[Any]:
+        return functools.partial(self.of(one.func), *self.of(one.args), **self.of(one.keywords))
+
+    _MAKERS: Sequence[tuple[Any, Callable[..., Any]]] = (
+        (torch.Tensor, _tensor),
+        (nn.Module, _module),
+        (types.FunctionType, _function),
+        (types.MethodType, _method),
+        (functools.partial, _partial),
+    )
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+class StorageLog(ThreadDispatchMode):
+    """Records the storages of operators' results, without the twins'. `made`: (operator, module, whether in the
+    backward) by number.
+    """
+
+    def __init__(self, twins: _Twins, device: Device) -> None:
+        super().__init__()
+        self.device, self.fakes = device, twins.fakes
+        self.numbers = array("q")
+        self.staying: set[int] = set()
+        self.made = [("", "", False)]
+        self.again_flops, self.again_s = 0, 0.0
+        self.turned: int | None = None  # the events of the forward
+        self._alive: dict[int, int] = {storage._cdata: 0 for storage in twins.storages}
+        self._references: dict[weakref.ref[Any], tuple[int, int]] = {}
+        self._stack = [""]
+        self._again: Any = None
+        self._marks: list[tuple[int, str]] = [(-1, "")]  # the module from a sequence number of autograd on
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        returns = func._schema.returns
+        if (func.namespace in _COLLECTIVES and "wait" in str(func)) or (returns and returns[0].alias_info is not None):
+            return result  # a new storage on `meta` alone
+        found = [one for one in leaves(result) if isinstance(one, torch.Tensor) and self._counts(one)]
+        for tensor in found:
+            self._see(tensor, func)
+        if found and self.turned is not None and torch.is_grad_enabled():  # as checkpointing runs a forward again
+            flops, seconds = cost_of(func, args, kwargs or {}, result, self.device)
+            self.again_flops, self.again_s = self.again_flops + flops, self.again_s + seconds
+        return result
+
+    def _counts(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the program's: DTensor runs operators on fakes, to know shapes."""
+        return not isinstance(tensor, FakeTensor) or tensor.fake_mode is self.fakes
+
+    def _see(self, tensor: torch.Tensor, func: Any) -> None:
+        storage = tensor.untyped_storage()
+        place, size = storage._cdata, storage.nbytes()
+        if place not in self._alive and size:
+            self._alive[place] = key = self.take(size, str(func).removeprefix("aten."))
+            self._references[weakref.ref(storage, self._gone)] = place, key
+
+    def _gone(self, reference: weakref.ref[Any]) -> None:
+        place, key = self._references.pop(reference)
+        del self._alive[place]
+        self.give(key)
+
+    def take(self, size: int, name: str = "", stream: int = COMPUTE, *, stays: bool = False) -> int:
+        """A memory; gives its number."""
+        key = len(self.made)
+        self.made.append((name, self._module() if name else "", self.turned is not None))
+        self.numbers.extend((key, size, stream))
+        if stays:
+            self.staying.add(key)
+        return key
+
+    def give(self, *keys: int) -> None:
+        for key in keys:
+            self.numbers.extend((key, 0, 0))
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's memory; 0 for a twin's, and for a wrapper's."""
+        return 0 if is_wrapper(tensor) else self._alive.get(tensor.untyped_storage()._cdata, 0)
+
+    def alive(self) -> set[int]:
+        """The numbers of the operators' memories in use."""
+        return {key for _, key in self._references.values()}
+
+    def _module(self) -> str:
+        node = current_autograd_node() if self.turned is not None and not torch.is_grad_enabled() else None
+        number = sequence_nr_of(node) if node is not None else None
+        if number is None:
+            return self._stack[-1]
+        return self._marks[bisect.bisect_right(self._marks, number, key=lambda mark: mark[0]) - 1][1]
+
+    def watch(self, module: nn.Module, again: Callable[[], Any]) -> None:
+        """Know the module of an operator. `again`: the mode of a forward run again, for checkpointing:
+        PyTorch leaves function modes out.
+        """
+        self.mode_again = again
+        for path, part in module.named_modules():
+            part.register_forward_pre_hook(functools.partial(self._enter, path), prepend=True)
+            part.register_forward_hook(self._leave, always_call=True)
+
+    def _enter(self, path: str, *_: Any) -> None:
+        if self.turned is not None and len(self._stack) == 1:
+            self._again = self.mode_again()
+            self._again.__enter__()
+        self._stack.append(path)
+        self._marks.append((next_sequence_nr(), path))
+
+    def _leave(self, *_: Any) -> None:
+        self._stack.pop()
+        if self.turned is not None and len(self._stack) == 1:
+            self._again.__exit__(None, None, None)
+        self._marks.append((next_sequence_nr(), self._stack[-1]))
+
+
+class _Gathered:
+    """The memories of `fully_shard` for a unit."""
+
+    def __init__(self, record: StorageLog, unit: Unit, parameters: Sequence[nn.Parameter], ranks: int) -> None:
+        self.record, self.unit, self.parameters, self.ranks = record, unit, parameters, ranks
+        self.buffer: int | None = None
+        self.held: list[int] = []
+
+    def gather(self) -> None:
+        """Into a buffer, on the stream of gathers."""
+        if self.buffer is None and not self.held and self.unit.whole:
+            self.buffer = self.record.take(self.unit.whole, stream=GATHER)
+
+    def copy_out(self) -> None:
+        self.gather()
+        self.held = self.held or [self.record.take(size) for size in self.unit.parts]
+
+    def let_buffer_go(self) -> None:
+        if self.buffer is not None:
+            self.record.give(self.buffer)
+        self.buffer = None
+
+    def let_go(self) -> None:
+        self.record.give(*self.held)
+        self.held = []
+
+    def reduce(self) -> int | None:
+        """Gradients into shards; gives the memory in use until the next reduction."""
+        if not self.unit.reduced:
+            return None
+        buffer = self.record.take(self.unit.reduced)
+        for one in self.parameters:
+            one.grad = None
+        self.record.take(-(-self.unit.reduced // self.ranks), stream=REDUCE, stays=True)
+        return buffer
+
+
+class _ShardedRun:
+    """The hooks of `fully_shard` on a model's units, in running order."""
+
+    def __init__(
+        self, record: StorageLog, model: nn.Module, layers: Layers, ranks: Ranks, units: Sequence[Unit]
+    ) -> None:
+        self.record, self.ranks = record, ranks
+        parameters: dict[str, list[nn.Parameter]] = {}
+        for name, one in model.named_parameters():
+            parameters.setdefault(layers.of(name), []).append(one)
+        found = {unit.path: _Gathered(record, unit, parameters.get(unit.path, []), ranks.fsdp) for unit in units}
+        self.root = found.pop("", _Gathered(record, Unit("", 0, 0, 0), [], ranks.fsdp))
+        self.order: list[_Gathered] = []
+        self.count = len(found)
+        self.reducing: int | None = None
+        self.reduced: set[int] = set()
+        for path, unit in found.items():
+            part = model.get_submodule(path)
+            part.register_forward_pre_hook(functools.partial(self._before, unit), prepend=True, with_kwargs=True)
+            part.register_forward_hook(functools.partial(self._after, unit))
+
+    def start(self) -> None:
+        self.root.copy_out()
+
+    def _before(self, unit: _Gathered, _module: Any, args: Any, kwargs: Any) -> None:
+        """A unit's backward ends with the gradients of its inputs."""
+        if self.record.turned is not None:
+            return
+        unit.copy_out()
+        (self.order[-1] if self.order else self.root).let_buffer_go()
+        self.order.append(unit)
+        if not self.ranks.overlap:
+            unit.let_buffer_go()
+        for one in _differentiable((args, kwargs))[:1]:
+            one.register_hook(lambda _: self._backward_ended(unit))
+
+    def _after(self, unit: _Gathered, _module: Any, _args: Any, result: Any) -> None:
+        if self.record.turned is None:
+            if len(self.order) == self.count:  # parameters of the last stay
+                unit.let_buffer_go()
+            elif self.ranks.reshard:
+                unit.let_go()
+            for one in _differentiable(result):
+                one.register_hook(functools.partial(self._backward_starts, unit))
+
+    def _backward_starts(self, unit: _Gathered, _gradient: Any) -> None:
+        if id(unit) not in self.reduced:
+            unit.copy_out()
+            unit.let_buffer_go()
+            at = self.order.index(unit)
+            if at and self.ranks.overlap:
+                self.order[at - 1].gather()
+
+    def _backward_ended(self, unit: _Gathered) -> None:
+        if id(unit) not in self.reduced:
+            self.reduced.add(id(unit))
+            unit.let_go()
+            self._reduce(unit)
+
+    def _reduce(self, unit: _Gathered) -> None:
+        buffer = unit.reduce()
+        if self.reducing is not None:
+            self.record.give(self.reducing)
+        self.reducing = buffer
+
+    def end(self) -> None:
+        for unit in self.order:  # whose inputs have no gradient
+            self._backward_ended(unit)
+            unit.let_buffer_go()
+        self.root.let_buffer_go()
+        self.root.let_go()
+        self._reduce(self.root)
+        if self.reducing is not None:
+            self.record.give(self.reducing)
+
+
+def _differentiable(value: Any) -> list[torch.Tensor]:
+    return [one for one in leaves(value) if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
+def eager_of(
+    step: TrainingStep, recipe: Recipe, call: Call, standing: Standing, optimizer: Optimizer, layers: Layers,
+    units: Sequence[Unit],
+) -> tuple[StepMemory, int, float]:  # fmt: skip
+    """The memory of the step by PyTorch, and the operations and seconds of checkpointing's second runs.
+
+    Raises the program's errors on tensors without memory.
+    """
+    args, kwargs = call
+    is_real = not recipe.device.is_accelerator and any(not one.tensor.is_meta for one in step.held)
+    twins = _Twins(NewFakeMode() if is_real else None)
+    with planned(recipe.function) as plain:
+        function, args, kwargs = twins.of(plain), twins.of(tuple(args)), twins.of(dict(kwargs))
+    record = StorageLog(twins, recipe.device)
+    run = None
+    if recipe.ranks.fsdp > 1:
+        if not isinstance(function, nn.Module):
+            raise PlanError("the shards of a function are foreseen in foregrad's order alone: pass the module")
+        run = _ShardedRun(record, function, layers, recipe.ranks, units)
+    for module in twins.modules:
+        record.watch(module, functools.partial(_kernels, recipe))
+    modes = torch.enable_grad(), _kernels(recipe), SaidValues(recipe.sizes), twins.fakes or contextlib.nullcontext()
+    with contextlib.ExitStack() as inside:
+        for mode in (_untouched(step), *modes, record):
+            inside.enter_context(mode)
+        if run is not None:
+            run.start()
+        loss = loss_in(function(*args, **kwargs), step.name)
+        saved = record.alive() - {record.number(loss)}
+        record.turned = len(record.numbers)
+        given = torch.ones_like(loss) if loss.numel() > 1 else None
+        torch.autograd.backward(loss, given)
+        del loss, given
+        if run is not None:
+            run.end()
+    record.staying |= record.alive()
+    script = Script(record.numbers, tuple(sorted(record.staying)))
+    return _memory(record, saved, script, standing, optimizer), record.again_flops, record.again_s
+
+
+@contextlib.contextmanager
+def _untouched(step: TrainingStep) -> Iterator[None]:
+    """Context: the program's own tensors get no gradients; raises where the copy reached a tensor after all."""
+    before = [(one.tensor, one.tensor.grad) for one in step.held if one.tensor.is_leaf]
+    try:
+        yield
+    finally:
+        reached = [tensor for tensor, gradient in before if tensor.grad is not gradient]
+        for tensor, gradient in before:
+            tensor.grad = gradient
+    if reached:
+        raise PlanError("the function reaches its model in a way that a copy of it does not follow: pass the module")
+
+
+def _kernels(recipe: Recipe) -> Any:
+    return AcceleratorKernels() if recipe.device.is_accelerator else contextlib.nullcontext()
+
+
+def _memory(
+    record: StorageLog, saved: set[int], script: Script, standing: Standing, optimizer: Optimizer
+) -> StepMemory:
+    """The bytes over the events, and the memories at the peak."""
+    sizes: dict[int, int] = {}
+    alive, peak, at, now, forward = [standing.total], 0, 0, 0, 1
+    for number, (key, size, _) in enumerate(script.events()):
+        now += size or -sizes[key]
+        if size:
+            sizes[key] = size
+            alive.append(standing.total + now)
+            forward += 3 * number < (record.turned or 0)
+        if now > peak:
+            peak, at = now, number
+    gradients = sum(sizes[key] for key in script.left)
+    alive.append(standing.total + gradients + optimizer.workspace)
+    found, where = _at_peak(record, saved, script, at)
+    if alive[-1] > standing.total + peak:
+        found = [Alive("gradient", "", gradients, 1), Alive("optimizer's workspace", "", optimizer.workspace, 1)]
+        where = f"the step of {optimizer.name}"
+    kept = sum(sizes[key] for key in saved)
+    return StepMemory(max(alive), where, tuple(alive), forward, gradients, kept, 0, tuple(found), script)
+
+
+def _at_peak(record: StorageLog, saved: set[int], script: Script, at: int) -> tuple[list[Alive], str]:
+    there: dict[int, int] = {}
+    last = 0
+    for _, (key, size, _) in zip(range(at + 1), script.events(), strict=False):
+        if size:
+            there[key] = size
+            last = key
+        else:
+            del there[key]
+    sums: dict[tuple[str, str], list[int]] = {}
+    for key, size in there.items():
+        name, module, _ = record.made[key]
+        kind = "saved" if key in saved else "gradient" if key in record.staying and name else "temporary"
+        kind = kind if name else "gathered, gradients and buffers of collectives"
+        entry = sums.setdefault((kind, pattern(module)), [0, 0])
+        entry[0] += size
+        entry[1] += 1
+    rows = [Alive(kind, module, *entry) for (kind, module), entry in sums.items()]
+    name, module, is_backward = record.made[last]
+    inside = f", in {module}" if module else ""
+    where = f"{name or 'a collective'}{inside}, in the {'backward' if is_backward else 'forward'}"
+    return sorted(rows, key=lambda one: -one.nbytes), where

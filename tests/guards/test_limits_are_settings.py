@@ -1,0 +1,86 @@
+"""The limits that decide if a call runs eagerly are settings."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+import foregrad
+from foregrad.errors import ForegradWarning, UnsupportedTensorError
+
+
+def by_text(x, scale):
+    return x * len(str(scale))
+
+
+@pytest.mark.parametrize("limit", [2, 5])
+def test_the_number_of_graphs_in_a_row_that_serve_one_call_each(limit):
+    with foregrad.config.override(single_use_limit=limit):
+        compiled = foregrad.compile(by_text, backend="eager")
+    x = torch.ones(2)
+    with pytest.warns(ForegradWarning, match=f"compiled {limit} times in a row"):
+        for i in range(3 * limit):
+            assert torch.equal(compiled(x, i + 0.1), by_text(x, i + 0.1))
+    assert len(foregrad.explain_recompiles(compiled)) == limit
+
+
+def steps(x):
+    for _ in range(int(x[0])):
+        x = x + 1
+    return x
+
+
+@pytest.mark.parametrize(("limit", "gives_up"), [(4, True), (10_000, False)])
+def test_the_number_of_graphs_that_run_in_vain(limit, gives_up):
+    with foregrad.config.override(vain_limit=limit):
+        compiled = foregrad.compile(steps, backend="eager")
+
+    def calls():
+        for i in range(48):
+            x = torch.tensor([float(i % 6), 1.0])
+            assert torch.equal(compiled(x), steps(x))
+
+    if gives_up:
+        with pytest.warns(ForegradWarning, match="in vain"):
+            calls()
+    else:
+        calls()
+    assert bool(foregrad.explain_recompiles(compiled).eager) is gives_up
+
+
+def refused(x):
+    if x.dim() == 1:
+        torch.manual_seed(0)  # no graph can repeat it
+    return x + 1
+
+
+@pytest.mark.parametrize(("limit", "is_compiled"), [(0, False), (8, True)])
+def test_the_number_of_kinds_of_calls_that_are_told_apart(limit, is_compiled):
+    with foregrad.config.override(refusal_limit=limit, on_unsupported="eager"):
+        compiled = foregrad.compile(refused, backend="eager")
+    with pytest.warns(ForegradWarning, match="run eagerly"):
+        compiled(torch.ones(2))
+    compiled(torch.ones(2, 2))
+    assert bool(len(foregrad.explain_recompiles(compiled))) is is_compiled
+
+
+def two_results(x):
+    return x.sin(), x.cos()
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_number_of_graphs_of_a_derivative_for_kinds_of_incoming_gradients(limit):
+    with foregrad.config.override(path_limit=limit):
+        compiled = foregrad.compile(two_results, backend="eager")
+
+    def backward(result):
+        x = torch.ones(2, requires_grad=True)
+        compiled(x)[result].backward(TwoTensor(torch.ones(2), torch.ones(2)))
+        assert type(x.grad) is TwoTensor
+
+    backward(0)
+    with pytest.raises(UnsupportedTensorError, match="gradient passed in") if limit == 1 else nullcontext():
+        backward(1)
