@@ -61,7 +61,7 @@ from .objects import (
     special_names,
     values_of,
 )
-from .opaque import context_value, is_cached_function
+from .opaque import context_value, is_cached_function, names_in_own, size_of_cache
 from .reads import VIEWS, Reads, ReadSite, items_in
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
@@ -146,7 +146,7 @@ class Scan:
         """
         for value in [*self._seen.values()] if "cache_info" in self.names else ():
             if is_cached_function(value):
-                ask = functools.partial(_size_of, value)
+                ask = functools.partial(size_of_cache, value)
                 self.reads.ask(ask, "the size of a cache", ask)
         asked = frozenset().union(*(OF_CODE[name] for name in self.names & OF_CODE.keys()))
         seen = [v for v in [*self._seen.values()] if isinstance(v, (type, types.FunctionType))]
@@ -525,11 +525,10 @@ class Scan:
             return names
         if self.makes_up_names or isinstance(value, BAGS) or self._keeps_options(type(value)):
             if isinstance(value, threading.local):
-                ask = functools.partial(_names_in_own, value)
+                ask = functools.partial(names_in_own, value)
                 self.reads.ask(ask, f"a thread's attributes of a {type(value).__name__}", ask)
             elif type(table) is dict:
-                place = self.reads.place(table, "dict", type(value).__name__, "attr")
-                place.keys = tuple(table)
+                self.reads.place(table, "dict", type(value).__name__, "attr").keys = tuple(table)
             if isinstance(value, torch.optim.Optimizer) and not self.makes_up_names:
                 return names | self.libraries.options_of_optimizer(table, under.names)
             return names.union(table)
@@ -586,14 +585,6 @@ def _all(get: Callable[[Any], Any], values: list[Any]) -> tuple[Any, ...]:
 
 def _derived_from(cls: Any) -> int:
     return hash(tuple(map(id, type.__subclasses__(cls))))
-
-
-def _size_of(cached: Any, _: Any) -> int:
-    return int(cached.cache_info().currsize)
-
-
-def _names_in_own(value: threading.local, _: Any) -> frozenset[str]:
-    return frozenset(vars(value))
 
 
 _OPTIONS = (types.FunctionType, bool, int, float, str, type(None))
