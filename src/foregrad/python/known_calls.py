@@ -211,8 +211,8 @@ OPAQUE_MODULES: Final = frozenset(
 
 
 GROUP: Final = "foregrad.pure"
-"""The group of entry points by which packages name what is pure of their own C: `module`, `module:function`,
-`module:Class` or `module:Class.method`. Nothing is loaded, and nobody speaks for the standard library."""
+"""The group of entry points for pure C code of packages: `module`, `module:function`, `module:Class` or
+`module:Class.method`. Nothing is loaded. Entries for the standard library have no effect."""
 
 
 @functools.cache
@@ -223,7 +223,7 @@ def _declared() -> frozenset[str]:
 
 
 def _unless_declared(*names: str) -> int:
-    """PURE where an installed package says so of one of the names, else REFUSED."""
+    """PURE if an installed package declares any of the names pure, else REFUSED."""
     return REFUSED if _declared().isdisjoint(names) else PURE
 
 

@@ -435,7 +435,7 @@ _KEYS = collections.OrderedDict.keys
 
 
 def _look_at_own(holder: threading.local, items: dict[Any, Expected]) -> Callable[[], bool]:
-    """Whether a thread's own attributes in `holder` are as they were: the absent ones in none of its tables."""
+    """A test that a thread's own attributes in `holder` are unchanged: no table has an absent name."""
     absent = frozenset(name for name, expected in items.items() if expected.kind == "absent")
     others = [(name, expected) for name, expected in items.items() if expected.kind != "absent"]
     tables = [vars(cls) for cls in type(holder).__mro__ if cls not in threading.local.__mro__]

@@ -453,7 +453,7 @@ class Arguments:
         return build
 
     def _is_of_old(self, value: Any) -> bool:
-        """Whether it is a method of an old object's, as each look at the object makes one."""
+        """Whether the value is a bound method of an old object: each attribute access makes a new method."""
         if not isinstance(value, types.MethodType) or not self.is_old(value.__self__):
             return False
         function, of = value.__func__, value.__self__ if isinstance(value.__self__, type) else type(value.__self__)
