@@ -11,6 +11,7 @@ Other threads see no signals: Python runs handlers on the main thread.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import itertools
 import os
@@ -58,6 +59,7 @@ class _Held:
         self.repeated: set[int] = set()  # signals that came twice meanwhile
         self.raised: BaseException | None = None
         self.has_escaped = False
+        self.aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext  # round each handler
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -131,7 +133,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 def _call(original: Callable[..., object], number: int, frame: FrameType | None) -> None:
     try:
-        original(number, frame)
+        with held.aside():
+            original(number, frame)
     except BaseException as error:
         held.raised = error
         raise

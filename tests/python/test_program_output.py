@@ -192,7 +192,7 @@ def test_a_handler_that_looks_at_the_state(writes_before):
     compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
     logger.addHandler(handler)
     try:
-        with pytest.warns(ForegradWarning, match="`f` logs at") if writes_before else contextlib.nullcontext():
+        with pytest.warns(ForegradWarning, match="code of a handler can get at"):
             for _ in range(3):
                 compiled(torch.ones(2))
     finally:

@@ -434,6 +434,13 @@ _patches = ProcessPatch(_install, _remove)
 
 
 @contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Context: code that runs here is not captured."""
+    with torch._C.DisableTorchFunction(), bound(_active, "hooks", None):
+        yield
+
+
+@contextlib.contextmanager
 def patched(hooks: Hooks) -> Iterator[None]:
     """Context: the patches are in effect for this thread, and for no other."""
     _installers.update(hooks.aspects.installers())

@@ -72,6 +72,9 @@ class _Unseen:
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
 
+    def of_handler(self) -> _Unseen:
+        return self
+
     def reached(self) -> Mapping[type, frozenset[int]]:
         return {}
 

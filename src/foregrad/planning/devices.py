@@ -69,7 +69,7 @@ def _gpu(name: str, mib: int, bandwidth: float, half: float, single: float, link
 
 
 # The totals of memory are those of `nvidia-smi` and `rocm-smi`. `float32` is TF32 where the device has a unit for it.
-# Each row was compared with the page in it, which quotes the sheet.
+# Each row but the L4's was compared with its page, a copy of the sheet's figures.
 _PAGES = "https://glennklockwood.com/garden/processors"
 _OF_TWO = "https://github.com/alpharomercoma/MI300X-vs-H200/blob/main/METHODOLOGY.md"
 DEVICES: dict[str, Device] = {

@@ -8,8 +8,9 @@ import io
 import logging
 import re
 import sys
+import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -19,13 +20,17 @@ from .._torch import engine
 from .._torch.patches import is_capturing
 from .._torch.stand_ins import is_stand_in
 from ..errors import ProgramOutputError
+from ..frontend.source import ABSENT
+from ..identity import IdSet
 from ..interrupts import runs_user_code
 from ..locks import Bind
-from ..tracing.aspect import Aspect, aspect
+from ..tracing.aspect import Aspect, Finished, aspect
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.tape.again import CaptureAgain
 from .effects import CONSOLE, Said, Text, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
-from .libraries import is_class_outside, loggers_of
+from .holders import NAMESPACE, PASSAGE, Holder
+from .libraries import is_class_outside, is_of_library, loggers_of
+from .program_state import ProgramState
 from .texts import Texts
 
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")
@@ -44,6 +49,7 @@ class ProgramOutput(Aspect):
         self.stdout, self.filters = sys.stdout, warnings.filters
         facts = {} if host.learned is None else host.learned.facts
         self.texts = Texts(facts.setdefault(ProgramOutput, set()))
+        self.handlers: list[logging.Handler] = []  # the program's own, that were logged to
         self.is_of_backward: Callable[[FrameType, str], bool] = lambda frame, message: False  # each backward warns
 
     @contextlib.contextmanager
@@ -62,6 +68,14 @@ class ProgramOutput(Aspect):
 
     def failed(self, error: BaseException) -> bool:
         return self.texts.refuse_rest() and not isinstance(error, KeyboardInterrupt)
+
+    def finished(self, run: Finished) -> None:
+        state = self.host.state
+        if self.handlers and (shared := _shared(state, self.host.reads, self.handlers)):
+            raise ProgramOutputError(
+                f"`{self.host.name}` logs, and code of a handler can get at {shared}, which the call reads or changes: "
+                "a compiled call logs before it writes. Log outside, or keep the handler's state apart."
+            )
 
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:
@@ -130,8 +144,8 @@ class ProgramOutput(Aspect):
 
     def _said(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Said | None:
         state = self.host.state
-        if kind == "log" and _is_read_by_handlers(state, args[1]):
-            return None
+        if kind == "log":
+            self.handlers += [one for one in _handlers(args[1]) if not is_class_outside(type(one))]
         if kind != "warn":
 
             def told(value: Any) -> Any:
@@ -178,8 +192,29 @@ def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
             return
 
 
-def _is_read_by_handlers(state: Any, logger: Any) -> bool:
-    """The function logs. Whether a handler of the program's own may look at the run's changes so far."""
-    if all(is_class_outside(type(handler)) for handler in _handlers(logger)):
-        return False
-    return bool(state.before.changed()) or any(target is not CONSOLE for target, *_ in state.journals.calls())
+def _shared(state: Any, reads: Any, handlers: Iterable[logging.Handler]) -> str | None:
+    """The name of state that the call reads or changes, and code of the program's own `handlers` can get at."""
+    others = IdSet(holder.target for holder in ProgramState([]).holders)
+    own = [part for handler in handlers for part in (handler, handler.formatter, *handler.filters)]
+    classes = {cls for part in own for cls in type(part).__mro__ if not is_of_library(cls)}
+    methods = [item for cls in classes for item in vars(cls).values() if isinstance(item, types.FunctionType)]
+    reach = ProgramState((part, f"a {type(part).__name__}") for part in (*own, *methods))
+    written = {id(holder.target): (holder.before, after) for holder, after in (state.own.after or {}).items()}
+    written |= {id(notes.real): ((), ()) for notes, _ in state.journals.made if notes.calls}
+    empty = [Holder(PASSAGE, value, parent, step, "", ()) for value, parent, step in reach.empty]
+    for holder in [*reach.holders, *empty]:
+        place, change = reads.places.get(id(holder.place)), written.get(id(holder.target))
+        if holder.target in others or (place is None and change is None):
+            continue
+        names: Any = ["the contents"]
+        if holder.kind is NAMESPACE:
+            now, then = change or ({}, {})
+            names = {name for name in now | then if now.get(name, ABSENT) is not then.get(name, ABSENT)}
+            names |= {} if place is None else {n for n in place.items if not isinstance(holder.before.get(n), _FIXED)}
+            names = list(filter(reach.names, names))
+        if names:
+            return holder.path(names[0]) if holder.kind is NAMESPACE else holder.name()
+    return None
+
+
+_FIXED = (types.FunctionType, types.ModuleType, type)

@@ -10,8 +10,9 @@ a set, or to a name that the run's code may set too.
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -48,6 +49,27 @@ class OwnWrites:
         """Accept the changes so far: they are other threads', since nothing runs yet."""
         for holder in self.before.changed() if len(sys._current_frames()) > 1 else ():
             holder.before = holder.kind.read(holder.target)
+
+    @contextlib.contextmanager
+    def of_handler(self) -> Iterator[None]:
+        """Context: a signal's handler runs. Its writes count as older than the run, and the function runs again."""
+        written = set(self.before.changed())
+        was = {holder: holder.kind.read(holder.target) for holder in self.before.holders}
+        try:
+            yield
+        finally:
+            self.before.changed()
+            for holder in self.before.holders:
+                left, kind = was.get(holder, holder.before), holder.kind
+                if kind.same(holder.target, left):
+                    continue
+                now = kind.read(holder.target)
+                if holder in written:
+                    holder.put_back(left)
+                holder.before = now_in(holder)
+                if holder in written:
+                    kind.put_back(holder.target, now, holder.before)
+                self.disturbed.append(holder.name() or "an object")
 
     def changed(self) -> list[Holder]:
         """The holders that the run has written to. Other changes count as older than the run."""

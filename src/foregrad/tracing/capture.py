@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from .._torch.engine import (
     no_saved_tensors_hooks,
     symbolic_composites,
 )
-from .._torch.patches import patched
+from .._torch.patches import outside, patched
 from .._torch.requirements import warn_if_untested
 from .._torch.symbols import is_ragged
 from .._torch.tensors import gradient_of, is_usable
@@ -32,6 +33,7 @@ from ..graph.joint import JointGraph
 from ..graph.signature import StopInfo
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
+from ..locks import bound
 from ..tracing.tape.again import AdditionsFound, ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
 from .aspect import CallGuard, Finished
 from .assembly import Assembly
@@ -137,6 +139,20 @@ class CaptureRun(Assembly):
             check_sizes(analysis, described.gradients)
             return self._captured(analysis, described, out_leaves, out_tree)
 
+    def _handlers(self) -> contextlib.AbstractContextManager[None]:
+        """Context: handlers of signals are no code of the program, see `OwnWrites.of_handler`."""
+
+        @contextlib.contextmanager
+        def aside() -> Iterator[None]:
+            self.pause()
+            try:
+                with outside(), self.unrecorded, self.state.own.of_handler():
+                    yield
+            finally:
+                self.observed.go_on()
+
+        return bound(held, "aside", aside)
+
     def _called(self, given: Any) -> tuple[object] | None:
         """Run the function and return its result."""
         recorder, call = self.recorder, self.call
@@ -152,7 +168,7 @@ class CaptureRun(Assembly):
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
                     if tensor not in self.inputs.by_real:
                         self.inputs.adopt(tensor)
-                with self.options.around(), self.python.capturing(), self.python.drawing(self.draws):
+                with self.options.around(), self.python.capturing(), self.python.drawing(self.draws), self._handlers():
                     result = run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
