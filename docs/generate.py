@@ -222,6 +222,22 @@ ufuncs), writes of C code to its arguments (`heapq.heappush`), and other process
 
 </details>
 
+## Say what is pure in a package's own C
+
+A package names its functions and classes in C that write to nothing but their result, and read nothing but their
+arguments, as entry points in the group `foregrad.pure`. Nothing is imported for it; the entries' names are free.
+
+```toml
+[project.entry-points."foregrad.pure"]
+all-of-a-module = "quick._core"
+a-function = "quick._io:parse"
+a-class = "quick._tables:Table"
+a-method = "quick._cache:Cache.get"
+```
+
+A function that counts its calls or reads a clock is not pure: a compiled call does not call it again. foregrad can't
+check an entry. Entries for the standard library have no effect.
+
 ## Pure functions in C
 
 <details markdown="1">

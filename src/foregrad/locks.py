@@ -158,7 +158,7 @@ class Replacements:
     """Names in modules, classes and objects that are bound to something else for a time."""
 
     names: ClassVar[set[tuple[int, str]]] = set()
-    """All that were ever bound, with the ids of their owners."""
+    """All of modules and classes that were ever bound, with the ids of their owners."""
 
     def __init__(self) -> None:
         self._before: list[tuple[object, str, object]] = []
@@ -166,7 +166,8 @@ class Replacements:
     def bind(self, owner: object, name: str, value: object) -> None:
         """Bind a name, of its own or inherited, until `restore` is called."""
         self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
-        self.names.add((id(owner), name))
+        if isinstance(owner, (type, types.ModuleType)):
+            self.names.add((id(owner), name))
         _put(owner, name, value)
 
     def restore(self) -> None:

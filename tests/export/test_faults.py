@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import resource
 import stat
 import sys
 import time
+import tracemalloc
 import zipfile
 
 import pytest
@@ -98,6 +100,54 @@ def test_inspect_refuses_them_too(content, tmp_path, capsys):
                 what
             )  # which it does not read
     assert "Traceback" not in capsys.readouterr().err
+
+
+JSON = {
+    "escapes": b'["' + b"\\n" * 200_000 + b'"]',
+    "escapes, without an end": b'["' + b"\\n" * 200_000,
+    "quotes in strings": b'["' + b'\\"' * 200_000 + b'"]',
+    "empty objects": b"[" + b"{}," * 130_000 + b"0]",
+    "empty lists": b"[" + b"[]," * 130_000 + b"0]",
+    "objects": b"[" + b'{"a":1,"b":1,"c":1},' * 20_000 + b"0]",
+    "numbers": b"[" + b"7," * 200_000 + b"0]",
+    "words": b"[" + b",".join(b'"%05x"' % i for i in range(45_000)) + b"]",
+}
+
+
+@pytest.mark.parametrize("kind", JSON)
+def test_a_look_at_json_takes_a_few_times_its_own_memory(kind):
+    from foregrad.store.artifacts.container import _check_json
+
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ArtifactError):
+            _check_json(JSON[kind], "the file", 1 << 40)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(JSON[kind])
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", [b'"a\\"[{,"', b'["\\\\",[[{"\\\\\\"]":1}]]]', b'["[{,"]', b'{"\\\\\\\\":[{}]}'])
+def test_brackets_in_strings_are_no_structure(text):
+    """Nested as deeply as may be: one bracket more is refused, and a bracket in a string does not count."""
+    from foregrad.store.artifacts.container import _DEEPEST_JSON, _check_json
+
+    def depth(value):
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+        return 0 if items is None else 1 + max(map(depth, items), default=0)
+
+    more = _DEEPEST_JSON - depth(json.loads(text))
+    _check_json(b"[" * more + text + b"]" * more, "the file", 1 << 40)
+    with pytest.raises(ArtifactError, match="nested too deeply"):
+        _check_json(b"[" * (more + 1) + text + b"]" * (more + 1), "the file", 1 << 40)
+
+
+@pytest.mark.parametrize("kind", ["empty objects", "empty lists"])
+def test_small_json_of_many_objects_is_refused_whatever_its_compressed_size(kind):
+    from foregrad.store.artifacts.container import _check_json
+
+    with pytest.raises(ArtifactError, match="more values than it may have"):
+        _check_json(JSON[kind] * 8, "the file", 1 << 40)
 
 
 def test_a_file_that_changes_while_it_is_read(content):

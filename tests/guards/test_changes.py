@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import foregrad
+from foregrad.python.reads import ReadSite
 
 
 class Net(nn.Module):
@@ -290,6 +291,50 @@ def test_an_attribute_that_a_thread_gets_is_seen():
     assert torch.equal(compiled(x), call(x))
     del local.scale
     assert torch.equal(compiled(x), call(x))
+
+
+CHANGES_OF_A_THREAD = {
+    "an attribute appears": "own.scale = 5.0",
+    "an attribute changes": "own.level = 5.0",
+    "an attribute goes": "vars(own).pop('level', None)",
+    "the class gets it": "OfThread.scale = 5.0",
+    "the class changes": "OfThread.depth = 5.0",
+    "the class makes it up": "OfThread.__getattr__ = lambda self, name: 7.0",
+    "the class looks it up": (
+        "OfThread.__getattribute__ = lambda self, name: (\n"
+        "    7.0 if name == 'scale' else threading.local.__getattribute__(self, name))"
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_A_THREAD)
+def test_what_a_thread_has_of_its_own_in_an_object_of_a_class_is_compared_soon_and_a_change_is_seen(
+    change, monkeypatch
+):
+    class OfThread(threading.local):
+        depth = 2.0
+
+        def __init__(self):
+            self.level = 3.0
+
+    own = OfThread()
+
+    def call(x):
+        names = "scale", "rate", "level"
+        return x * sum(getattr(own, name, 1.0) for name in names) * own.depth
+
+    compiled, x = foregrad.compile(call, backend="eager"), torch.ones(2)
+    for _ in range(3):
+        assert torch.equal(compiled(x), call(x))
+    looked = []
+    with monkeypatch.context() as patched:
+        patched.setattr(ReadSite, "look", lambda site, key, look=ReadSite.look: looked.append(key) or look(site, key))
+        compiled(x)
+    assert not {"scale", "rate"} & {*looked}
+    for _ in range(2):
+        exec(CHANGES_OF_A_THREAD[change], {"OfThread": OfThread, "own": own, "threading": threading})
+        assert torch.equal(compiled(x), call(x))
+        assert torch.equal(compiled(x), call(x))
 
 
 @pytest.fixture

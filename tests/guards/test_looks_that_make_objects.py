@@ -44,6 +44,7 @@ class Handler:
     def __init__(self):
         self.lock, self.own, self.alive, self.sinks = threading.Lock(), threading.local(), weakref.WeakSet(), set()
         self.sink = Sink()
+        self.own.acquired = False  # as the names of all options may be asked for, a name that appears is a change
         self.sinks.add(self.sink)
         self.alive.add(self.sink)
         self.write = self.sink.scaled

@@ -392,3 +392,24 @@ def f(x):
     return v, w
 """,
 )
+
+for made in ("a0.diagonal(0)", "a0[0]", "a0.unbind(0)[1]"):
+    for written in ("torch.add(v0, x2, out=v0)", "v0.add_(x2)", "x1.mul_(x2)", "x0.mul_(x2)"):
+        for returned in ("v0.t()", "v0[0], v0.t()[1:]", "v0.t(), v0"):
+            regression(
+                f"views under no_grad of one written in between: {made}, {written}, {returned}",
+                f"""
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a1 = {made}
+    return (a0, a1, torch.randn(()))
+
+
+def f(x0, x1, x2):
+    v0 = x1.view((1, 2))
+    with torch.no_grad():
+        {written}
+        return {returned}
+""",
+            )

@@ -7,6 +7,7 @@ import functools
 import gc
 import sys
 import threading
+import types
 import warnings
 import weakref
 
@@ -796,3 +797,75 @@ def recursion_limit_kept():
 @pytest.mark.parametrize("make", [numpy, effects_in_order], ids=lambda make: make.__name__)
 def test_the_rest_is_compiled_by_inductor(make):
     _assert_eagers(make, "inductor")
+
+
+class Scaler:
+    factor = 2.0
+
+    def scale(self, x):
+        return x * self.factor
+
+    @classmethod
+    def times(cls, x):
+        return x * cls.factor
+
+
+SCALER, OTHER = Scaler(), Scaler()
+METHODS = {
+    "of an object": lambda: SCALER.scale,
+    "of a class": lambda: Scaler.times,
+    "of a subclass": lambda: type(OTHER).times,
+    "of a module": lambda: LINEAR.extra_repr,
+    "of an instance, set there": lambda: SCALER.own,
+}
+LINEAR = torch.nn.Linear(2, 2)
+SCALER.own = OTHER.scale
+
+
+@pytest.mark.parametrize("how", METHODS)
+@pytest.mark.parametrize("mark", [foregrad.eager_region, torch.compiler.disable], ids=["region", "disabled"])
+def test_a_region_is_given_a_method_of_an_older_object(how, mark):
+    """Each look at the object makes a method, as in Lightning's `log`."""
+    called = []
+
+    @mark
+    def applied(method, x):
+        called.append(method)
+        return x * len(method()) if how == "of a module" else method(x)
+
+    def call(x):
+        return applied(METHODS[how](), x).sin()
+
+    compiled, x = foregrad.compile(call, backend="eager"), torch.ones(2)
+    for factor in (2.0, 3.0, 4.0):
+        SCALER.factor = OTHER.factor = factor
+        assert torch.equal(compiled(x), call(x))
+        first, second = called[-2:]
+        assert first == second
+    Scaler.factor, kept = 5.0, Scaler.factor
+    assert torch.equal(compiled(x), call(x))
+    Scaler.factor = kept
+    assert len(foregrad.explain_recompiles(compiled)) == 1
+
+
+MADE = {
+    "of an object made in the call": lambda factor: Scaler().scale,
+    "made of a function made in the call": lambda factor: types.MethodType(lambda self, x: x * factor, SCALER),
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_a_method_that_the_call_makes_is_that_of_each_call(how):
+    @foregrad.eager_region
+    def applied(method, x):
+        return method(x)
+
+    def call(x, factor):
+        return applied(MADE[how](factor), x)
+
+    compiled = foregrad.compile(call, backend="eager", on_unsupported="eager")
+    for factor in (2.0, 3.0):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert torch.equal(compiled(torch.ones(2), factor), call(torch.ones(2), factor))
+    assert foregrad.explain_recompiles(compiled).eager

@@ -179,3 +179,14 @@ def test_functions_that_draw_are_replaced_only_where_code_names_one(monkeypatch)
 def test_a_capture_replaces_few_names_of_others(monkeypatch):
     """Each such name may get in the way of a further tool."""
     assert len(replaced_by(monkeypatch, lambda x: x.sin())) <= 70
+
+
+def test_nothing_is_kept_of_names_bound_in_a_function_that_is_gone():
+    """The names are kept by the owners' ids, which later objects get."""
+
+    def used():
+        foregrad.compile(lambda x: x.sin(), backend="eager")(torch.ones(2))
+        return len(Replacements.names)
+
+    used()
+    assert [used() for _ in range(4)] == [used()] * 4

@@ -9,6 +9,7 @@ import datetime as dt
 import decimal
 import gc
 import hashlib
+import importlib
 import io
 import logging
 import multiprocessing
@@ -120,25 +121,42 @@ static PyObject *count(PyObject *self, PyObject *arg) {
   static long calls = 0;
   return PyLong_FromLong(++calls);
 }
-static PyMethodDef methods[] = {{"count", count, METH_NOARGS, ""}, {0}};
+static PyMethodDef methods[] = {{"count", count, METH_NOARGS, ""}, {"again", count, METH_NOARGS, ""}, {0}};
+static PyMethodDef of_counter[] = {{"count", count, METH_NOARGS, ""}, {"again", count, METH_NOARGS, ""}, {0}};
+static PyType_Slot slots[] = {{Py_tp_methods, of_counter}, {0}};
+static PyType_Spec spec = {"counting_c.Counter", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT, slots};
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "counting_c", 0, -1, methods};
-PyMODINIT_FUNC PyInit_counting_c(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_counting_c(void) {
+  PyObject *made = PyModule_Create(&definition);
+  if (made && PyModule_AddObject(made, "Counter", PyType_FromSpec(&spec))) return NULL;
+  return made;
+}
 """
 
 
-def test_a_function_of_an_extension_is_called_as_often_as_in_eager(tmp_path, monkeypatch):
-    """What an extension keeps for itself nobody can see: it is not called before the call is known to be eager."""
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory):
+    """A folder with the module `counting_c` of C."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    source = tmp_path / "counting_c.c"
-    source.write_text(EXTENSION)
-    target = tmp_path / f"counting_c{sysconfig.get_config_var('EXT_SUFFIX')}"
-    include = sysconfig.get_path("include")
-    subprocess.run([compiler, "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(target)], check=True)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path_factory.mktemp("extension")
+    (folder / "counting_c.c").write_text(EXTENSION)
+    target = folder / f"counting_c{sysconfig.get_config_var('EXT_SUFFIX')}"
+    command = [compiler, "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", str(folder / "counting_c.c")]
+    subprocess.run([*command, "-o", str(target)], check=True)
+    return folder
+
+
+@pytest.fixture
+def counting_c(extension, monkeypatch):
+    monkeypatch.syspath_prepend(str(extension))
     monkeypatch.delitem(sys.modules, "counting_c", raising=False)
-    import counting_c
+    return importlib.import_module("counting_c")
+
+
+def test_a_function_of_an_extension_is_called_as_often_as_in_eager(counting_c):
+    """What an extension keeps for itself nobody can see: it is not called before the call is known to be eager."""
 
     def step(x):
         return x * counting_c.count()
@@ -148,6 +166,66 @@ def test_a_function_of_an_extension_is_called_as_often_as_in_eager(tmp_path, mon
     assert [result[0].item() - first for result in results] == [0, 1, 2]
     assert len(said) == 1
     assert "`counting_c.count`" in said[0]
+
+
+CALLS_OF_AN_EXTENSION = {
+    "counting_c.count": lambda c: c.count(),
+    "counting_c.again": lambda c: c.again(),
+    "counting_c.Counter.count": lambda c: c.Counter.count(COUNTERS[c]),
+    "counting_c.Counter.again": lambda c: COUNTERS[c].again(),
+}
+COUNTERS = {}
+SAID_TO_BE_PURE = {
+    "counting_c": {*CALLS_OF_AN_EXTENSION},
+    "counting_c:count": {"counting_c.count"},
+    "counting_c:Counter": {"counting_c.Counter.count", "counting_c.Counter.again"},
+    "counting_c:Counter.again": {"counting_c.Counter.again"},
+    "counting_c.inner": set(),
+    "counting_c:missing": set(),
+}
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A function that installs a package with an entry in the group."""
+    known_calls._declared.cache_clear()
+
+    def install(value):
+        info = tmp_path / "counting-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: counting\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[foregrad.pure]\nsome = {value}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        importlib.invalidate_caches()
+
+    yield install
+    known_calls._declared.cache_clear()
+
+
+@pytest.mark.parametrize("entry", SAID_TO_BE_PURE)
+def test_a_package_says_what_is_pure_by_an_entry_point(entry, counting_c, installed):
+    installed(entry)
+    COUNTERS[counting_c] = counting_c.Counter()
+    for name, call in CALLS_OF_AN_EXTENSION.items():
+
+        def step(x, call=call):
+            return x + min(call(counting_c), 1)
+
+        results, said, compiled = called(step)
+        assert all(torch.equal(result, X + 1) for result in results)
+        assert len(foregrad.explain_recompiles(compiled)) == (name in SAID_TO_BE_PURE[entry]), name
+        assert len(said) == (name not in SAID_TO_BE_PURE[entry]), name
+
+
+def test_no_package_speaks_for_the_standard_library(installed):
+    installed("time:sleep")
+
+    def step(x):
+        time.sleep(0.0)
+        return x + 1
+
+    _, said, _ = called(step)
+    assert len(said) == 1
 
 
 def test_a_refusal_that_the_function_catches_stays_one():

@@ -18,7 +18,7 @@ from ..frontend.call import FlatCall, are_apart
 from ..frontend.source import ABSENT
 from ..frontend.state import of_python
 from ..frontend.tree import KEPT_WHOLE, Tree
-from ..frontend.values import is_plain, same_keys, same_value
+from ..frontend.values import is_plain, same_value
 from ..graph.call_effects import ObjectWrite
 from ..graph.source import Names, literal
 
@@ -87,7 +87,7 @@ def has_keys(name: str, keys: tuple[object, ...], bind: Bind) -> str:
     """
     if all(type(key) is str for key in keys):
         return f"tuple({name}) == {bind('keys', keys)}"
-    return f"{bind('same_keys', functools.partial(same_keys, keys))}(tuple({name}))"
+    return f"{bind('same_keys', functools.partial(same_value, keys))}(tuple({name}))"
 
 
 def has_context(name: str, context: Any, bind: Bind) -> str:

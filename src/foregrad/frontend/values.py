@@ -49,7 +49,7 @@ def same_value(a: Any, b: Any) -> bool:
     if type(a) is float:
         return math.copysign(1.0, a) == math.copysign(1.0, b) and (a == b or (math.isnan(a) and math.isnan(b)))
     if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(same_value, a, b))
+        return len(a) == len(b) and (all(map(operator.is_, a, b)) or all(map(same_value, a, b)))
     if type(a) is complex:
         return same_value(a.real, b.real) and same_value(a.imag, b.imag)
     if type(a) is frozenset:
@@ -65,11 +65,6 @@ def same_value(a: Any, b: Any) -> bool:
     if type(a) is slice:
         return same_value((a.start, a.stop, a.step), (b.start, b.stop, b.step))
     return bool(a == b)
-
-
-def same_keys(keys: tuple[object, ...], others: tuple[object, ...]) -> bool:
-    """Whether keys are equal, and of equal types: True is no 1. A tensor is a key by identity."""
-    return len(keys) == len(others) and (all(map(operator.is_, keys, others)) or all(map(same_value, keys, others)))
 
 
 def describe(value: Any) -> str:

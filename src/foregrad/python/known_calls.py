@@ -2,7 +2,7 @@
 
 While a function is captured, each of its actions is an operator on tensors, a read or write of a tracked holder, or a
 call of a function in the table below. Anything else makes the call eager, by name: see `tracing/effects/ observed.py`,
-which reads the table. `docs/closed_world.md` is generated from the table.
+which reads the table. `docs/closed_world.md` is generated from the table. Installed packages add to it (`GROUP`).
 
 Not seen by the interpreter's events, before Python 3.12 or at all: calls that C makes by itself (a method handed to
 `map`), called objects of C (ufuncs, ctypes, functions of Cython), and operators (`a[i] = x`), found by comparing the
@@ -11,7 +11,9 @@ holders. Writes of a C function to arguments besides its own object are not list
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import locale
 import logging
 import random
@@ -208,6 +210,23 @@ OPAQUE_MODULES: Final = frozenset(
 """A module that is imported runs once for the process, in eager as well; of what is logged a capture is told before."""
 
 
+GROUP: Final = "foregrad.pure"
+"""The group of entry points for pure C code of packages: `module`, `module:function`, `module:Class` or
+`module:Class.method`. Nothing is loaded. Entries for the standard library have no effect."""
+
+
+@functools.cache
+def _declared() -> frozenset[str]:
+    entries = importlib.metadata.entry_points(group=GROUP)
+    own = (entry for entry in entries if entry.module.partition(".")[0] not in sys.stdlib_module_names)
+    return frozenset(f"{entry.module}.{entry.attr or ''}".rstrip(".") for entry in own)
+
+
+def _unless_declared(*names: str) -> int:
+    """PURE if an installed package declares any of the names pure, else REFUSED."""
+    return REFUSED if _declared().isdisjoint(names) else PURE
+
+
 def kind_of_call(callee: Any) -> int:
     """PURE, WRITES or REFUSED, of a function or bound method of C."""
     if callee in DIVERTED:
@@ -228,7 +247,7 @@ def kind_of_call(callee: Any) -> int:
         if isinstance(cls.__dict__.get(name), _OF_C):
             return _kind_of_method(cls, name)
     module = str(getattr(callee, "__module__", None) or of_type.__module__)
-    return PURE if module.partition(".")[0] in KNOWN_PACKAGES else REFUSED
+    return PURE if module.partition(".")[0] in KNOWN_PACKAGES else _unless_declared(module, f"{module}.{name}")
 
 
 def _kind_of_function(module: str, name: str) -> int:
@@ -236,7 +255,8 @@ def _kind_of_function(module: str, name: str) -> int:
     if root in KNOWN_PACKAGES:
         return REFUSED if name in NOT_OF_PACKAGES.get(module, "").split() else PURE
     known = PURE_FUNCTIONS.get(module)
-    return PURE if known is not None and (known == EVERYTHING or name in known.split()) else REFUSED
+    is_known = known is not None and (known == EVERYTHING or name in known.split())
+    return PURE if is_known else _unless_declared(module, f"{module}.{name}")
 
 
 def _kind_of_method(cls: type, name: str) -> int:
@@ -249,7 +269,9 @@ def _kind_of_method(cls: type, name: str) -> int:
         return REFUSED
     if qualified in WRITING_METHODS or qualified in PURE_CLASSES or issubclass(cls, BaseException):
         return PURE
-    return PURE if cls.__module__ == "itertools" or (cls.__module__ in HASHES and name != "update") else REFUSED
+    if cls.__module__ == "itertools" or (cls.__module__ in HASHES and name != "update"):
+        return PURE
+    return _unless_declared(cls.__module__, qualified, f"{qualified}.{name}")
 
 
 _OF_C = (types.MethodDescriptorType, types.ClassMethodDescriptorType, types.BuiltinFunctionType, staticmethod)

@@ -16,6 +16,7 @@ import mmap
 import os
 import random
 import sys
+import threading
 import time
 import types
 import weakref
@@ -95,6 +96,18 @@ class _NotCleared:
 def is_cached_function(value: Any) -> bool:
     """Whether a value is a function under `functools.cache` or `lru_cache`."""
     return issubclass(type(value), _LRU)  # objects made on first use would warn when asked
+
+
+def size_of_cache(cached: Any, _: Any) -> int:
+    return int(cached.cache_info().currsize)
+
+
+def names_in_own(value: threading.local, _: Any) -> frozenset[str]:
+    return frozenset(vars(value))
+
+
+def derived_from(cls: Any) -> int:
+    return hash(tuple(map(id, type.__subclasses__(cls))))
 
 
 def results_of(cached: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:

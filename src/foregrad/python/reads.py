@@ -24,7 +24,7 @@ from .._torch.stand_ins import is_stand_in
 from ..errors import UnsupportedOpError
 from ..frontend.arrays import is_array
 from ..frontend.source import ABSENT, Strong, reference, table_of
-from ..frontend.values import describe, holds_classes, is_plain, same_keys
+from ..frontend.values import describe, holds_classes, is_plain, same_value
 from ..graph.source import key_text
 from .expected import Expected, apart, stored
 from .libraries import is_of_library, referent
@@ -125,7 +125,7 @@ class ReadSite:
 
     def difference(self) -> tuple[str, str, str] | None:
         """The first difference: (path, expected, actual)."""
-        if self.keys is not None and not same_keys(keys := keys_in(self.holder), self.keys):
+        if self.keys is not None and not same_value(keys := keys_in(self.holder), self.keys):
             if len(keys) != len(self.keys):
                 return f"len({self.name})", str(len(self.keys)), str(len(keys))
             return f"keys of {self.name}", describe(self.keys), describe(keys)
@@ -169,7 +169,7 @@ class ReadSite:
 
     def drop_changed(self) -> None:
         """Forget the first item that differs."""
-        if self.keys is not None and not same_keys(keys_in(self.holder), self.keys):
+        if self.keys is not None and not same_value(keys_in(self.holder), self.keys):
             self.keys = None
         elif self.copy is not None:
             self.copy = None

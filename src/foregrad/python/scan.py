@@ -61,7 +61,7 @@ from .objects import (
     special_names,
     values_of,
 )
-from .opaque import context_value, is_cached_function
+from .opaque import context_value, derived_from, is_cached_function, names_in_own, size_of_cache
 from .reads import VIEWS, Reads, ReadSite, items_in
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
@@ -146,7 +146,7 @@ class Scan:
         """
         for value in [*self._seen.values()] if "cache_info" in self.names else ():
             if is_cached_function(value):
-                ask = functools.partial(_size_of, value)
+                ask = functools.partial(size_of_cache, value)
                 self.reads.ask(ask, "the size of a cache", ask)
         asked = frozenset().union(*(OF_CODE[name] for name in self.names & OF_CODE.keys()))
         seen = [v for v in [*self._seen.values()] if isinstance(v, (type, types.FunctionType))]
@@ -157,7 +157,7 @@ class Scan:
                 self.reads.ask([*own], f"the {attribute} of a class or function", get)
             for value in () if attribute in _NAMES else seen:
                 if isinstance(value, type) and attribute == "__subclasses__":
-                    self.reads.ask(value, f"classes derived from {value.__name__}", _derived_from)
+                    self.reads.ask(value, f"classes derived from {value.__name__}", derived_from)
                 elif isinstance(value, type):
                     self.reads.add(self._class_table(value), attribute, value.__dict__.get(attribute, ABSENT))
                 elif _is_users(value) and value.__closure__ is None and not is_installed(value.__globals__):
@@ -474,9 +474,10 @@ class Scan:
                     self._class_table(value).lacks(SPECIAL, value.__dict__)
                     options = values_of(value) if self.makes_up_names else ()
                     new = new.union(special_names(value), self._that_ran(value), options)
-                    if not (is_of_library(value) or now.names.isdisjoint(_GO_THROUGH)):
+                    goes_through = not now.names.isdisjoint(_GO_THROUGH)
+                    if (goes_through or self.makes_up_names) and not is_of_library(value):
                         self._class_table(value).keys = tuple(value.__dict__)
-                        new |= {name for name in value.__dict__ if name[:2] != "__"}
+                        new = new.union(name for name in value.__dict__ if goes_through and name[:2] != "__")
             else:
                 new = self._names_in_object(value, under)
             new -= done
@@ -512,8 +513,11 @@ class Scan:
         """The attributes of an object that matter to the code that was met."""
         table = table_of(value)
         if isinstance(value, types.FunctionType):
-            lacking = under.probed if id(value) in self._handed_on else frozenset()
-            return lacking.union(table or () if self.makes_up_names else under.names.intersection(table or ()))
+            is_handed_on = id(value) in self._handed_on
+            if self.makes_up_names and is_handed_on and type(table) is dict:
+                self.reads.place(table, "dict", value.__name__, "attr").keys = tuple(table)
+            own = frozenset(table or ()) if self.makes_up_names else under.names.intersection(table or ())
+            return own | under.probed if is_handed_on else own
         defined = self._attributes_of(type(value))
         names = under.names if "__getattr__" in defined else defined & under.names | under.probed
         if self.makes_up_names:
@@ -521,9 +525,11 @@ class Scan:
         if table is None:
             return names
         if self.makes_up_names or isinstance(value, BAGS) or self._keeps_options(type(value)):
-            if type(table) is dict and not isinstance(value, threading.local):
-                place = self.reads.place(table, "dict", type(value).__name__, "attr")
-                place.keys = tuple(table)
+            if isinstance(value, threading.local):
+                ask = functools.partial(names_in_own, value)
+                self.reads.ask(ask, "a thread's own attributes", ask)
+            elif type(table) is dict:
+                self.reads.place(table, "dict", type(value).__name__, "attr").keys = tuple(table)
             if isinstance(value, torch.optim.Optimizer) and not self.makes_up_names:
                 return names | self.libraries.options_of_optimizer(table, under.names)
             return names.union(table)
@@ -576,14 +582,6 @@ _GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # code with these names
 
 def _all(get: Callable[[Any], Any], values: list[Any]) -> tuple[Any, ...]:
     return tuple(map(get, values))
-
-
-def _derived_from(cls: Any) -> int:
-    return hash(tuple(map(id, type.__subclasses__(cls))))
-
-
-def _size_of(cached: Any, _: Any) -> int:
-    return int(cached.cache_info().currsize)
 
 
 _OPTIONS = (types.FunctionType, bool, int, float, str, type(None))

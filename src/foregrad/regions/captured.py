@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import operator
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -429,7 +430,7 @@ class Arguments:
             return lambda *_: number
         opened = open_container(value)
         if opened is None:
-            if not (is_plain(value) or isinstance(value, _LASTING) or self.is_old(value)):
+            if not (is_plain(value) or isinstance(value, _LASTING) or self.is_old(value) or self._is_of_old(value)):
                 self.new = value
             return lambda *_: value
         if self.is_old(value) and not any(is_stand_in(x) or is_symbolic(x) for x in flatten(value)[0]):
@@ -450,6 +451,13 @@ class Arguments:
             return container
 
         return build
+
+    def _is_of_old(self, value: Any) -> bool:
+        """Whether the value is a bound method of an old object: each attribute access makes a new method."""
+        if not isinstance(value, types.MethodType) or not self.is_old(value.__self__):
+            return False
+        function, of = value.__func__, value.__self__ if isinstance(value.__self__, type) else type(value.__self__)
+        return any(getattr(item, "__func__", item) is function for cls in of.__mro__ for item in vars(cls).values())
 
 
 def _is_frozen(cls: type | None) -> bool:

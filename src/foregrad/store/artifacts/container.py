@@ -40,10 +40,11 @@ _MOST_RATIO = 200  # of JSON's size to its compressed size; ours is 5 to 30
 _MOST_MEMBERS = 1024
 _DEEPEST_JSON = 512
 _MOST_PARSED = 16 << 20  # bytes of the objects that JSON is parsed to
-_MOST_PARSED_RATIO = 400  # of these bytes to the compressed size; ours is 10 to 130
+_MOST_PARSED_RATIO = 400  # of these bytes to the compressed size; ours is 10 to 230
+_MOST_PARSED_BYTES = 32  # of these bytes for each of JSON's; ours is 6 to 9, and 24 where all are numbers of one digit
 _BYTES_OF = {b"{": 240, b"[": 72, b",": 48}  # of an object, a list, an item, at most
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STRING = re.compile(rb'"[^"]*"')
+_NOT_MARKS = bytes(set(range(256)) - set(b'[]{},"'))
 _CHUNK = 1 << 20
 _WHEN = (1980, 1, 1, 0, 0, 0)
 
@@ -110,10 +111,12 @@ class Contents:
 
 def _check_json(content: bytes, name: str, most: int) -> None:
     """Raise `ArtifactError` if parsed JSON would take more than `most` bytes, or is nested too deeply."""
-    structure = _STRING.sub(b"", content)
+    marks = content.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NOT_MARKS)
+    structure = _STRING.sub(b"", marks.replace(b'""', b""))
+    most = min(most, _MOST_PARSED + _MOST_PARSED_BYTES * len(content))
     if len(content) + sum(size * structure.count(what) for what, size in _BYTES_OF.items()) > most:
         raise ArtifactError(f"{name} holds more values than it may have")
-    brackets = structure.translate(None, _NOT_BRACKETS)
+    brackets = structure.translate(None, b',"')
     depths = itertools.accumulate(1 if bracket in b"[{" else -1 for bracket in brackets)
     if max(depths, default=0) > _DEEPEST_JSON:
         raise ArtifactError(f"{name} is nested too deeply")

@@ -179,10 +179,12 @@ def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None
     bases = (other.stand_in for other in analysis.inputs.records if whole is not None and other.real is whole)
     check_taken(analysis.recorder, value, at, (record.stand_in, *bases), path)
     steps = steps_between(value, at)
-    # Several views made at once may not be used, and no view of them may be taken, once one of them is written.
+    # Several views made at once may not be used, and no view of them may be taken, once one of them is written: each
+    # link is taken at its own time.
     is_barred = is_view(record.real) and not allows_writes(record.real) and is_moved(record)
     if is_barred or (value.fake is not None and not is_usable(value.fake)):
-        analysis.happens(value.born, TakeView(start.input, path, steps=steps))
+        for count, link in enumerate(_values_between(value, at), 1):
+            analysis.happens(link.born, TakeView(start.input, path, steps=steps[:count]))
     elif at is not analysis.recorder.values[record.stand_in]:  # its sizes have changed since
         steps = (as_it_was(at), *steps)
     return Handle(path, start.input, None, steps)
