@@ -127,3 +127,24 @@ def test_an_input_that_shares_memory_with_another():
         expected = (theirs[:10].add_(1), theirs[5:15] * 2)[1]
         assert torch.equal(compiled(ours, ours[5:15]), expected)
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("again", [False, True])
+def test_an_input_behind_the_beginning_of_its_memory_is_no_place_for_values_read_by_strides(offset, again):
+    def scaled(x):
+        x.mul_(2)
+        if again:
+            x.add_(1)
+        x[:, :, 0:1].unfold(0, 2, 1).mul_(3)
+
+    def look(x):
+        x.mul_(2)
+        return x[1:].as_strided((2,), (1,), offset + 1) + 1
+
+    for function in (scaled, look):
+        eager, compiled = (torch.arange(1.0, 9.0).reshape(4, 1, 2)[offset : offset + 2] for _ in range(2))
+        expected = function(eager)
+        result = foregrad.compile(function, backend="eager", on_unsupported="raise")(compiled)
+        assert torch.equal(compiled, eager)
+        assert result is expected is None or torch.equal(result, expected)

@@ -27,7 +27,7 @@ from ..graph.meta import TensorSpec, spec_of
 from ..passes.aliasing import makes_memory, memory_of
 from ..passes.mutations import Updates, by_memory, may_be_scheduled, scheduled
 from ..tracing.kernels.checks import may_raise
-from ..tracing.tape.opinfo import op_info
+from ..tracing.tape.opinfo import BY_STRIDES, op_info
 from .calls import has_many_outputs
 
 Node = torch.fx.Node
@@ -147,8 +147,17 @@ class _WriteSearch:
                 return False
             if node.target not in _VIEWS and (given[memory] != 1 or not _is_laid_out_as(users.get(path), base)):
                 return False
+        if any((node, path) in values for values in self.on_the_way.values() for path in users) and self._is_addressed(
+            node
+        ):
+            return False  # an input may begin elsewhere in its memory than a new value would
         several = has_many_outputs(node)
         return bool(written) and all(user.target is operator.getitem for user in node.users if several)
+
+    def _is_addressed(self, node: Node) -> bool:
+        """Whether a reader of the node's results, or of their aliases, addresses memory from its beginning."""
+        aliases = (alias for value in _picked(node) for alias in self.aliases[memory_of(value)])
+        return any(user.target in BY_STRIDES for alias in aliases for user in alias.users)
 
     def _last_use(self, value: Node) -> int:
         """The position of the last node that reads a value, or its alias."""

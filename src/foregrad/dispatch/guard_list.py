@@ -34,6 +34,7 @@ from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, MemoryOf, Signature
 from ..graph.source import Names, a_name, attribute, compile_source, item, key_text, unpacked
 from ..runtime.decisions import range_text
+from ..tracing.tape.opinfo import BY_STRIDES
 from .conditions import has_keys
 from .explain import Difference
 
@@ -376,18 +377,17 @@ def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[l
 
 def offset_dependent(joint: JointGraph) -> list[int]:
     """Inputs whose storage offset is written into the graph or into a view taken after it."""
-    aten = torch.ops.aten
     inputs = set()
     placeholders = joint.placeholders()
     for index, info in enumerate(joint.signature.inputs):
         if isinstance(info.source, MemoryOf) or info.number is not None:
             continue
         for user in placeholders[index].users:
-            if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):
+            if user.target in BY_STRIDES:
                 inputs.add(index)
     for output in joint.signature.structure.outputs:
         number, steps = getattr(output, "input", None), getattr(output, "steps", ())
-        if number is not None and any(step.op is aten.as_strided.default for step in steps):
+        if number is not None and any(step.op in BY_STRIDES for step in steps):
             inputs.add(number)
     for _, group in joint.signature.structure.shared_memory:
         inputs.update(group)

@@ -31,7 +31,7 @@ from .._torch.nested import frozen
 from .._torch.ops import OpOverload
 from ..graph.meta import layout_of, nbytes_of, structure_of, value_of
 from ..locks import cached_property
-from ..tracing.tape.opinfo import op_info
+from ..tracing.tape.opinfo import BY_STRIDES, op_info
 
 _FEWEST = 2  # operators in a copy
 _CANDIDATES = 24  # distances that are tried
@@ -284,8 +284,6 @@ def _module(node: fx.Node) -> str | None:
 
 
 _SEEDS, _SEED = "prims.inductor_seeds.default", "prims.inductor_lookup_seed.default"
-# These operators read at offsets from the beginning of the memory, whatever their operand's offset.
-_FROM_MEMORY = {"as_strided", "as_strided_copy", "as_strided_scatter"}
 
 
 def is_view(node: fx.Node) -> bool:
@@ -321,7 +319,7 @@ def _may_repeat(node: fx.Node) -> bool:
         info = op_info(node.target)
         if node.target.namespace == "foregrad" or info.writes or info.hidden_writes:
             return False
-        if node.target._opname in _FROM_MEMORY:
+        if node.target in BY_STRIDES:
             return False
     elif node.target is not operator.getitem:
         return False

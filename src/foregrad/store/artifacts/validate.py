@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import fx
 
 from ..._torch.ops import OpOverload
@@ -34,6 +33,7 @@ from ...graph.joint import JointGraph, Partitioned
 from ...graph.meta import TensorSpec, spec_of
 from ...graph.signature import BaseOf, Handle, MemoryOf, Signature
 from ...tracing.derivatives.resumable_trace import ValueRef
+from ...tracing.tape.opinfo import BY_STRIDES
 from ..serialize.values import is_check, is_view
 
 
@@ -51,7 +51,7 @@ def check_partitioned(partitioned: Partitioned) -> None:
             schema = getattr(node.target, "_schema", None)
             if node.op == "call_function" and schema is not None and schema.is_mutable:
                 raise ArtifactError(f"{node.name} = {node.target} writes to its arguments")
-            if node.target in _BY_STRIDES:
+            if node.target in BY_STRIDES:
                 _check_strides(node)
     _check_signature(joint)
     try:
@@ -64,10 +64,6 @@ def check_partitioned(partitioned: Partitioned) -> None:
         raise ArtifactError(f"its graphs don't fit together: {error}") from None
     if any(not hasattr(node, "name") for node in partitioned.saved_nodes):
         raise ArtifactError("the forward saves a result that is no value")
-
-
-_aten = torch.ops.aten
-_BY_STRIDES = (_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default)
 
 
 def _check_strides(node: Any) -> None:

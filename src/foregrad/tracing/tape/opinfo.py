@@ -49,6 +49,9 @@ def take_data(tensor: torch.Tensor) -> torch.Tensor:
 CUTS = {aten.detach.default, take_data}  # these also cut the history off
 IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, take_data}
 
+# These address the memory of their operand from its beginning, whatever the operand's offset.
+BY_STRIDES = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+
 # Outputs that a kernel may leave undefined: Python can't pass an undefined tensor to an operator.
 MAYBE_UNDEFINED: dict[object, tuple[int, ...]] = {aten.mkldnn_rnn_layer.default: (3,)}  # in grad mode it is defined
 
