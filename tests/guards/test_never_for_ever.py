@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import foregrad
+from foregrad.dispatch.graphs import Specializer
+from foregrad.extend import view
 
 CALLS = 30
 
@@ -115,3 +117,23 @@ def test_a_cache_that_each_call_fills():
     assert len(said) == 1
     assert "the cache of" in said[0]
     assert report.eager_calls > CALLS - 10
+
+
+def test_calls_that_raise_run_eagerly_after_eight_captures_until_one_raises_nothing(monkeypatch):
+    def positive(x, n):
+        if n < 0:
+            raise ValueError(f"{n} is negative")
+        return x * 2
+
+    captures = []
+    specialize = Specializer.specialize
+    monkeypatch.setattr(Specializer, "specialize", lambda *args, **kw: captures.append(1) or specialize(*args, **kw))
+    compiled, x = foregrad.compile(positive, backend="eager", on_unsupported="eager"), torch.ones(3)
+    for n in range(1, 21):
+        with pytest.raises(ValueError, match=f"^-{n} is negative$"):
+            compiled(x, -n)
+    assert len(captures) == 8
+    assert torch.equal(compiled(x, 1), x * 2)  # eagerly: the call might raise
+    assert torch.equal(compiled(x, 1), x * 2)
+    assert len(captures) == 9
+    assert len(view(compiled).graphs) == 1

@@ -403,6 +403,8 @@ class Dispatcher:
             self._paths.past_limit(self.specializations)
             self.fallbacks.past.reached(self.refusals.count_only(self._paths.reason), for_good=in_vain)
             return None
+        if self.fallbacks.only_raises:
+            return None
         if self.fallbacks.fills_too_often:
             self.fallbacks.past.reached(self.refusals.count_only(_PAST_THE_FILLS))
             return None

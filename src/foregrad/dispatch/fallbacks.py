@@ -165,6 +165,7 @@ class Fallbacks:
         self.past = PastLimit()
         self._fills_in_a_row = 0
         self._fills = 0  # calls that filled a cache, or changed a state
+        self._raised_in_a_row = 0  # eager calls after captures, with errors of the program
 
     @property
     def may_fill(self) -> bool:
@@ -177,16 +178,21 @@ class Fallbacks:
         is_over = self._fills > self.config.recompile_limit or self._fills_in_a_row > self.config.single_use_limit
         return is_over and not self.config.error_on_recompile_limit
 
+    @property
+    def only_raises(self) -> bool:
+        """Whether calls run eagerly until one raises nothing: the program raised after each of the last captures."""
+        return self.refusals.mode == "eager" and self._raised_in_a_row >= self.config.single_use_limit
+
     def note_graph(self) -> None:
-        """Note that a graph was made, so the last call filled nothing."""
-        self._fills_in_a_row = 0
+        """Note that a graph was made, so the last call filled nothing and raised nothing."""
+        self._fills_in_a_row = self._raised_in_a_row = 0
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, object], error: BaseException | None) -> Any:
         """Run a call without a graph; `error` is the reason to report, if there is one."""
         as_it_was, refusals = attempts().give_up(), self.refusals
         if error is None:
             with as_it_was:
-                return self.function(*args, **kwargs)
+                return self._counted(*args, **kwargs)
         if isinstance(error, ForegradError):
             entry = refusals.note(args, kwargs, error)
             refusals.tell(entry)  # first: a warning that is an error comes in place of the call
@@ -194,7 +200,7 @@ class Fallbacks:
                 return entry.call(self.function, args, kwargs)
         measured = EagerCalls("")
         with as_it_was:
-            result = measured.call(self.function, args, kwargs)  # raises where the error is the program's own
+            result = measured.call(self._counted, args, kwargs)  # raises where the error is the program's own
         if is_interrupt(error):
             raise error
         if refusals.mode == "raise":
@@ -202,6 +208,13 @@ class Fallbacks:
         entry = refusals.note(args, kwargs, error)
         entry.timed, entry.seconds = entry.timed + 1, entry.seconds + measured.seconds
         refusals.tell(entry)
+        return result
+
+    def _counted(self, *args: object, **kwargs: object) -> Any:
+        """An eager call; counts errors of the program in a row."""
+        self._raised_in_a_row += 1
+        result = self.function(*args, **kwargs)
+        self._raised_in_a_row = 0
         return result
 
     def after(self, error: BaseException) -> BaseException | None:
