@@ -611,6 +611,7 @@ def _(wrap):
 
 # Told by other tests, or not to be shown by a program of a few lines.
 ELSEWHERE = {
+    "it logs, and code of a handler of your own": "tests/python/test_handlers_of_logs.py",
     "`torch.nn.functional.bilinear` or `torch.linalg.pinv` runs under": "tests/parity/test_mixed_dtypes.py",
     "with Inductor, an argument is written several times": "the programs here have eager's kernels",
     "after the call, memory that autograd has saved": "tests/parity/regressions_aliases.py: it takes a saved copy",

@@ -428,6 +428,20 @@ step = lambda a: Plain(a, view=a[:2])
 give = lambda i: (x(i),)
 seen = lambda g, r: (r.x is g[0], r.view._base is g[0])
 """,
+    "a tensor as a key": """
+def step(o, t):
+    o.d[t] = 1
+    return t * 2
+give = lambda i: (Plain(1, d={}), x(i).detach())
+seen = lambda g, r: next(iter(g[0].d)) is g[1]
+""",
+    "an argument as a key": """
+def step(o, t):
+    o.d[o] = t * 2
+    return t * 2
+give = lambda i: (Plain(1, d={}), x(i).detach())
+seen = lambda g, r: next(iter(g[0].d)) is g[0]
+""",
 }
 
 # ------------------------------------------------------------------------------------------ refused
@@ -467,20 +481,6 @@ give = lambda i: (shared if i % 3 == 2 else [*shared], x(i))
 """,
 }
 EAGER = {
-    "a tensor as a key": """
-def step(o, t):
-    o.d[t] = 1
-    return t * 2
-give = lambda i: (Plain(1, d={}), x(i).detach())
-seen = lambda g, r: next(iter(g[0].d)) is g[1]
-""",
-    "an argument as a key": """
-def step(o, t):
-    o.d[o] = t * 2
-    return t * 2
-give = lambda i: (Plain(1, d={}), x(i).detach())
-seen = lambda g, r: next(iter(g[0].d)) is g[0]
-""",
     "a lock": "step = lambda o: o.x * 2\ngive = lambda i: (Plain(x(i), lock=threading.Lock()),)",
     "a generator": "step = lambda o: o.x * 2\ngive = lambda i: (Plain(x(i), rest=iter([1])),)",
     "its own __new__": "step = lambda o: o.x * 2\ngive = lambda i: (Counted(x(i)),)",
