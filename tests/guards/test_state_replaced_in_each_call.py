@@ -1,5 +1,6 @@
 """Tensors that each call replaces in a table of the program's (averages of weights) are not compared by the slow way."""
 
+import dataclasses
 import enum
 
 import pytest
@@ -171,3 +172,29 @@ def test_a_container_of_constants_replaced_in_each_call_has_two_graphs(name):
     for each in (eager, function):
         each.keys = [Kind.MASK, Kind.IMAGE]
     assert torch.equal(compiled(x), eager(x)), "put there from outside"
+
+
+@dataclasses.dataclass(slots=True)
+class Running:
+    mean: torch.Tensor
+    seen: int = 0
+
+    def __call__(self, x):
+        self.seen += 1
+        self.mean = self.mean + (x.mean(0) - self.mean) / self.seen
+        return x - self.mean
+
+
+def test_attributes_in_slots_that_each_call_replaces_are_not_compared_slowly(monkeypatch):
+    eager, function = Running(torch.zeros(3)), Running(torch.zeros(3))
+    compiled = foregrad.compile(function.__call__, backend="eager", on_unsupported="raise")
+    slow, refresh = [], Watch.refresh
+    monkeypatch.setattr(Watch, "refresh", lambda watch: (slow.append(call), refresh(watch))[1])
+    for call in range(16):
+        x = torch.full((2, 3), call / 8)
+        assert torch.equal(compiled(x), eager(x))
+        assert torch.equal(function.mean, eager.mean)
+    assert max(slow, default=0) < 10
+    function.mean, eager.mean = torch.ones(4), torch.ones(4)  # a difference that matters
+    x = torch.full((2, 4), 2.0)
+    assert torch.equal(compiled(x), eager(x))

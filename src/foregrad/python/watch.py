@@ -311,6 +311,8 @@ def _mark(place: ReadSite) -> int:
         return dict_version(place.holder)
     if type(place.holder) is list:
         return hash(tuple(map(id, place.holder)))
+    if place.kind == "object":
+        return hash(tuple(id(place.look(key)) for key, item in place.items.items() if item.kind == "tensor"))
     return id(place.look("cell_contents")) if _is_full_cell(place) else 0
 
 
