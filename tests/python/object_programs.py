@@ -428,6 +428,13 @@ step = lambda a: Plain(a, view=a[:2])
 give = lambda i: (x(i),)
 seen = lambda g, r: (r.x is g[0], r.view._base is g[0])
 """,
+    "a member of an enum of numbers": """
+class Red(enum.IntFlag):
+    MEAN = 1
+    CLIP = 2
+step = lambda red, t: t.clamp(-1, 1) if red & Red.CLIP else t * int(red)
+give = lambda i: (Red(i % 4), x(i))
+""",
     "a tensor as a key": """
 def step(o, t):
     o.d[t] = 1

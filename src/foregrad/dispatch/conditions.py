@@ -17,7 +17,7 @@ from ..frontend.arrays import is_number_of_numpy
 from ..frontend.call import FlatCall, are_apart
 from ..frontend.source import ABSENT
 from ..frontend.state import of_python
-from ..frontend.tree import KEPT_WHOLE, Tree
+from ..frontend.tree import Tree, is_kept_whole
 from ..frontend.values import is_plain, same_value
 from ..graph.call_effects import ObjectWrite
 from ..graph.source import Names, literal
@@ -45,7 +45,7 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
         return f"{bind('holds', _holds(value))}({name})"
     if isinstance(value, types.MethodType):  # made anew each time it is asked for
         return f"{name} == {bind('method', weakref.WeakMethod(value))}()"
-    if isinstance(value, KEPT_WHOLE) and not is_opaque_value(value):
+    if is_kept_whole(value):
         return f"{name} is {bind('constant', weakref.ref(value))}()"
     constant = bind("constant", value)
     if isinstance(value, _BY_VALUE) or is_opaque_value(value):

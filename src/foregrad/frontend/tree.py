@@ -32,8 +32,6 @@ _SCALARS = (int, float, str, bool, complex, bytes, type(None))
 # Their state lasts from call to call, and they refer to each other, or only operators know it: like modules, they are
 # the same objects in each call.
 STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, *OPAQUE)
-KEPT_WHOLE = (torch.nn.Module, *STEPPERS)
-"""Arguments that are told apart by which object they are. Guards don't keep them alive."""
 _CONSTANTS = (
     torch.dtype,
     torch.device,
@@ -354,6 +352,13 @@ _MOST_CONTAINERS = 2000  # an object that leads to more is a program's state rat
 
 def _nothing(_: object) -> None:
     pass
+
+
+def is_kept_whole(value: object) -> bool:
+    """Whether an argument is told apart by its identity, and not by its value (as members of an `Enum` are). Guards
+    don't keep these objects alive.
+    """
+    return isinstance(value, (torch.nn.Module, *STEPPERS)) and not is_opaque_value(value)
 
 
 def _stepper(value: object) -> object:

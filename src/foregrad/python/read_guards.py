@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from ..dispatch.guard_list import Lines, Words
 from ..dispatch.guards import CallGuards
 from ..frontend.source import Source
-from ..frontend.tree import KEPT_WHOLE
+from ..frontend.tree import is_kept_whole
 from ..graph.source import unpacked
 from .expected import Expected
 from .reads import TABLES, Reads, tensors_in_key
@@ -44,7 +44,7 @@ class ReadGuards:
         watch's variable.
         """
         guards = self.guards
-        roots = [leaf for leaf in guards.call.leaves if isinstance(leaf, KEPT_WHOLE)]
+        roots = [leaf for leaf in guards.call.leaves if is_kept_whole(leaf)]
         modules = guards.captured.modules
         self.watch = watch = Watch(self.reads, modules, list(static.values()), roots, native=guards.native)
         name, handles = guards.bind("watch", watch), guards.bind("handles", RemovableHandle)
