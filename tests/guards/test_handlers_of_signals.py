@@ -1,5 +1,6 @@
 """A signal's handler that runs in a capture is not the program: its writes stay, its error arrives, nothing refuses it."""
 
+import contextlib
 import random
 import signal
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import foregrad
+from foregrad.tracing.capture import CaptureRun
 
 STATE, LOG, SEEN = {"handled": 0, "calls": 0}, [], []
 COUNT = 0
@@ -129,3 +131,21 @@ def test_a_signal_that_the_function_sends_itself_is_handled_once():
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert STATE == {"handled": 3, "calls": 3}
+
+
+def test_a_capture_on_another_thread_leaves_handlers_of_the_main_thread_alone(monkeypatch):
+    contexts, handlers = [], CaptureRun._handlers
+
+    def noted(run):
+        contexts.append(handlers(run))
+        return contexts[-1]
+
+    monkeypatch.setattr(CaptureRun, "_handlers", noted)
+    compiled = foregrad.compile(lambda x: x * 2, backend="eager")
+    thread = threading.Thread(target=compiled, args=(torch.ones(2),))
+    thread.start()
+    thread.join()
+    compiled(torch.ones(2, 2, dtype=torch.float64))
+    on_thread, on_main = contexts[0], contexts[-1]
+    assert isinstance(on_thread, contextlib.nullcontext)
+    assert not isinstance(on_main, contextlib.nullcontext)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import threading
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -151,7 +152,8 @@ class CaptureRun(Assembly):
             finally:
                 self.observed.go_on()
 
-        return bound(held, "aside", aside)
+        is_main = threading.current_thread() is threading.main_thread()  # it alone runs handlers
+        return bound(held, "aside", aside) if is_main else contextlib.nullcontext()
 
     def _called(self, given: Any) -> tuple[object] | None:
         """Run the function and return its result."""
