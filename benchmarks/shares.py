@@ -21,9 +21,9 @@ from unittest import mock
 
 from benchmarks.capture import DEFAULT, forget, our_capture
 from benchmarks.common import Section
-from foregrad.python.reads import Reads
 from foregrad.python.own_writes import OwnWrites
 from foregrad.python.program_state import ProgramState
+from foregrad.python.reads import Reads
 from foregrad.python.seen_code import SeenCode
 from foregrad.python.state import PythonState
 
