@@ -174,7 +174,8 @@ def test_a_reader_that_goes_away_is_no_difference(tmp_path):
     os.close(read)
     with os.fdopen(write, "w") as gone:
         done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (141, "")
+    said = [line for line in done.stderr.splitlines() if "No CUDA runtime" not in line]  # PyTorch's, of its CUDA builds
+    assert (done.returncode, said) == (141, [])
 
 
 def test_inspecting_no_file_exits_with_2_and_a_damaged_one_with_1(tmp_path, capsys):
