@@ -28,7 +28,7 @@ from .blocks import SHARED, Blocks
 
 # Operations that a saved byte is worth, from a price that saves all but the cheapest to one that saves nothing.
 _PRICES = tuple(4 << k for k in range(16))
-# The same (negated) for plans without heavy recomputation.
+# Prices (negated) for plans without heavy recomputation.
 _LIGHT = (-_PRICES[-1], -_PRICES[6])
 _LONGEST = 8  # blocks in a segment
 _AFTER = 3  # gradients of so many following blocks may be alive while a block's backward runs
