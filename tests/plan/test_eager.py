@@ -207,6 +207,22 @@ def test_parts_of_operators_under_checkpointing():
     assert eager(plan).peak < plan.choice("save all").peak
 
 
+def test_the_result_of_a_collective_is_one_memory_up_to_its_last_reader():
+    """PyTorch wraps it until somebody waits; on `meta` the wrapped tensor is a copy."""
+    pytest.importorskip("torch.distributed.tensor")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    layer, x = nn.Linear(64, 8, device="meta"), torch.empty(512, 64, device="meta")
+    with fake_ranks(8, 0):
+        parallelize_module(layer, init_device_mesh("cpu", (8,)), ColwiseParallel(input_layouts=Shard(0)))
+        found = eager(foregrad.plan(lambda x: layer(x).sum(), x, **ON_GPU)).memory
+    gathered = 8 * 512 * 64 * 4
+    assert [size for _, size, _ in found.script.events()].count(gathered) == 1
+    assert found.saved >= gathered
+
+
 def test_the_largest_batch_by_eager():
     model, x, labels = absent()
     plan = foregrad.plan(model, x, labels, **ON_GPU)

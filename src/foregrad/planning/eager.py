@@ -15,6 +15,7 @@ import functools
 import types
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ from .work import Layers, cost_of, pattern
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
-_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd")
+_WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # of collectives: the result is the operand, a copy on `meta` alone
 
 
 class _Twins:
@@ -156,6 +157,7 @@ class StorageLog(ThreadDispatchMode):
         self.turned: int | None = None  # the events of the forward
         self._alive: dict[int, int] = {storage._cdata: 0 for storage in twins.storages}
         self._references: dict[weakref.ref[Any], tuple[int, int]] = {}
+        self._holders = Counter[int]()  # the storages of a memory
         self._stack = [""]
         self._again: Any = None
         self._marks: list[tuple[int, str]] = [(-1, "")]  # the module from a sequence number of autograd on
@@ -165,11 +167,12 @@ class StorageLog(ThreadDispatchMode):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         returns = func._schema.returns
-        if (func.namespace in _COLLECTIVES and "wait" in str(func)) or (returns and returns[0].alias_info is not None):
-            return result  # a new storage on `meta` alone
+        if returns and returns[0].alias_info is not None:
+            return result
         found = [one for one in leaves(result) if isinstance(one, torch.Tensor) and self._counts(one)]
+        operand = args[0] if func.__name__.partition(".")[0] in _WAITS else None
         for tensor in found:
-            self._see(tensor, func)
+            self._see(tensor, func, operand)
         if found and self.turned is not None and torch.is_grad_enabled():  # as checkpointing runs a forward again
             flops, seconds = cost_of(func, args, kwargs or {}, result, self.device)
             self.again_flops, self.again_s = self.again_flops + flops, self.again_s + seconds
@@ -179,17 +182,23 @@ class StorageLog(ThreadDispatchMode):
         """Whether a tensor is the program's: DTensor runs operators on fakes, to know shapes."""
         return not isinstance(tensor, FakeTensor) or tensor.fake_mode is self.fakes
 
-    def _see(self, tensor: torch.Tensor, func: Any) -> None:
+    def _see(self, tensor: torch.Tensor, func: Any, operand: torch.Tensor | None) -> None:
+        """Note the storage of a result, whose memory is an operand's or its own."""
         storage = tensor.untyped_storage()
         place, size = storage._cdata, storage.nbytes()
-        if place not in self._alive and size:
-            self._alive[place] = key = self.take(size, str(func).removeprefix("aten."))
-            self._references[weakref.ref(storage, self._gone)] = place, key
+        if place in self._alive or not size:
+            return
+        key = self.take(size, str(func).removeprefix("aten.")) if operand is None else self.number(operand)
+        self._alive[place] = key
+        self._holders[key] += 1
+        self._references[weakref.ref(storage, self._gone)] = place, key
 
     def _gone(self, reference: weakref.ref[Any]) -> None:
         place, key = self._references.pop(reference)
         del self._alive[place]
-        self.give(key)
+        self._holders[key] -= 1
+        if key and not self._holders[key]:
+            self.give(key)
 
     def take(self, size: int, name: str = "", stream: int = COMPUTE, *, stays: bool = False) -> int:
         """A memory; gives its number."""
@@ -210,7 +219,7 @@ class StorageLog(ThreadDispatchMode):
 
     def alive(self) -> set[int]:
         """The numbers of the operators' memories in use."""
-        return {key for _, key in self._references.values()}
+        return {key for key, count in self._holders.items() if key and count}
 
     def _module(self) -> str:
         node = current_autograd_node() if self.turned is not None and not torch.is_grad_enabled() else None
