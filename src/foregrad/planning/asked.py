@@ -100,11 +100,14 @@ def _refuse(lines: tuple[str, ...]) -> NoReturn:
 
 
 class SaidValues(TorchFunctionMode):
-    """The user's function asks for values that are not there: `sizes` has them, by line."""
+    """The user's function asks for values that are not there: `sizes` has them, by line. `known`: the numbers that were
+    there, by line, for a run on tensors without any.
+    """
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:
         super().__init__()
         self.sizes = sizes
+        self.known: dict[str, list[Any]] = {}
         self._asked: Counter[str] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -120,7 +123,11 @@ class SaidValues(TorchFunctionMode):
             said = self._said(*self._lines())
             return func(*args, **kwargs) if said is None else give(func, said, *args, **kwargs)
         try:
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+            if isinstance(found, (bool, int, float)):
+                caller = sys._getframe(1)
+                self.known.setdefault(f"{caller.f_code.co_filename}:{caller.f_lineno}", []).append(found)
+            return found
         except (UnsupportedDataDependentError, RuntimeError) as error:
             in_capture = isinstance(error, UnsupportedDataDependentError)
             said = self._said(*(self._lines() if not in_capture else [line_asked(error)]))

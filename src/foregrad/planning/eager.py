@@ -389,7 +389,8 @@ def eager_of(
         run = _ShardedRun(record, function, layers, recipe.ranks, units)
     for module in twins.modules:
         record.watch(module, functools.partial(_kernels, recipe))
-    modes = torch.enable_grad(), _kernels(recipe), SaidValues(recipe.sizes), twins.fakes or contextlib.nullcontext()
+    said = SaidValues({**step.known, **recipe.sizes})
+    modes = torch.enable_grad(), _kernels(recipe), said, twins.fakes or contextlib.nullcontext()
     with contextlib.ExitStack() as inside:
         for mode in (_untouched(step), *modes, record):
             inside.enter_context(mode)

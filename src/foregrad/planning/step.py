@@ -47,17 +47,20 @@ class Held:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """A captured step. `held`: what is there before and after it."""
+    """A captured step. `held`: what is there before and after it. `known`: the numbers that the function asked tensors
+    for, by line.
+    """
 
     name: str
     joint: JointGraph
     held: tuple[Held, ...]
+    known: Mapping[str, list[Any]]
 
     def at(self, fn: Any, values: Mapping[Any, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
         """The step at these values of its graph's symbols, the values of these arguments."""
         joint = at_sizes(self.joint, values)
         with planned(fn) as plain:
-            return TrainingStep(self.name, joint, _held_by(plain, joint, args, kwargs))
+            return TrainingStep(self.name, joint, _held_by(plain, joint, args, kwargs), self.known)
 
     def of_kind(self, kind: str) -> list[Held]:
         return [one for one in self.held if one.kind == kind]
@@ -76,9 +79,10 @@ def step_of(
     Raises `PlanError` where it has no loss, `UnsupportedDataDependentError` for a value that `sizes` lacks.
     """
     name = str(getattr(_plain(fn), "__name__", type(_plain(fn)).__name__))
+    said = SaidValues(sizes)
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        with AcceleratorKernels() if is_accelerator else contextlib.nullcontext(), SaidValues(sizes):
+        with AcceleratorKernels() if is_accelerator else contextlib.nullcontext(), said:
             result = plain(*args, **kwargs)
         return loss_in(result, name)
 
@@ -88,14 +92,15 @@ def step_of(
         except UnsupportedDataDependentError as error:
             line = line_asked(error).rpartition("/")[2] or "model.py:41"
             raise UnsupportedDataDependentError(
-                f"{error} For a plan, say the number, or how many elements there are: sizes={{{line!r}: 128}}."
+                f"{error} For a plan, say the number, or how many elements there are: sizes={{{line!r}: 128}}; for a "
+                "branch, True or False."
             ) from error
         if joint.signature.is_inference or joint.backward_error is not None:
             raise PlanError(
                 f"`{name}` has no backward, so there is no training to plan: none of its parameters requires gradients"
             )
         forget_waits(joint)
-        return TrainingStep(name, joint, _held_by(plain, joint, args, kwargs))
+        return TrainingStep(name, joint, _held_by(plain, joint, args, kwargs), said.known)
 
 
 def _plain(fn: Any) -> Any:

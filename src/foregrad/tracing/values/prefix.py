@@ -24,6 +24,7 @@ from ...graph.effect_log import CheckFailed
 from ...graph.meta import TensorSpec
 from ..heap.recording import Recording
 from ..kernels.checks import Check, Checks
+from ..tape.opinfo import returns_tensors
 from ..tape.tape import Entry, Tape, entries_in, map_entries
 
 
@@ -183,7 +184,7 @@ def _generators(entry: Entry) -> list[torch.Generator]:
 # Values that depend on no input: computed while capturing when the program asks for them.
 #
 # A mask built from `torch.arange`, a number read out of a configuration tensor: the entries they need are run for
-# real, on demand, and remembered.
+# real, on demand, and remembered; the entries on `meta` run on the CPU, and give numbers alone.
 
 
 _LIMIT_BYTES = 1 << 28
@@ -193,9 +194,9 @@ def evaluate(recorder: Recording, func: Any, args: Sequence[object], kwargs: Map
     """(True, result of `func`) when none of its arguments depends on an input or a random number."""
     entry_args = recorder.to_entries(args)
     entry_kwargs = recorder.to_entries(kwargs)
-    for entry in (*entries_in(entry_args), *entries_in(entry_kwargs)):
-        if not is_constant(entry):
-            return False, None
+    operands = [*entries_in(entry_args), *entries_in(entry_kwargs)]
+    if not all(map(is_constant, operands)) or (returns_tensors(func) and any(map(_is_on_meta, operands))):
+        return False, None
     with torch.no_grad():
         real_args = map_entries(entry_args, evaluate_entry)
         real_kwargs = map_entries(entry_kwargs, evaluate_entry)
@@ -211,8 +212,6 @@ def is_constant(entry: Entry) -> bool:
         if entry in seen:
             continue
         seen.add(entry)
-        if any(isinstance(spec, TensorSpec) and spec.device.type == "meta" for spec in leaves(entry.spec)):
-            return False
         if entry.value is not None:
             continue
         if entry.target is None or entry.has_effect or not _has_few_bytes(entry.spec):
@@ -222,6 +221,10 @@ def is_constant(entry: Entry) -> bool:
         stack.extend(entries_in(entry.args))
         stack.extend(entries_in(entry.kwargs))
     return True
+
+
+def _is_on_meta(entry: Entry) -> bool:
+    return any(isinstance(spec, TensorSpec) and spec.device.type == "meta" for spec in leaves(entry.spec))
 
 
 def _has_few_bytes(spec: Any) -> bool:
@@ -236,5 +239,7 @@ def evaluate_entry(entry: Entry) -> Any:
         assert current.target is not None
         args = map_entries(current.args, lambda e: e.value)
         kwargs = map_entries(current.kwargs, lambda e: e.value)
+        if kwargs.get("device") == torch.device("meta"):
+            kwargs["device"] = torch.device("cpu")
         current.value = current.target(*args, **kwargs)
     return entry.value
