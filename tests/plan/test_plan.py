@@ -148,6 +148,30 @@ def test_operations_are_those_of_the_products():
     assert {"layers.*.up", "layers.*.down", "layers.*.norm", "head"} <= set(found.modules)
 
 
+def test_products_in_groups_are_counted():
+    """As experts compute them: rows of 64 numbers, split among eight matrices."""
+    with torch.device("meta"):
+        rows = torch.empty(512, 64, dtype=torch.bfloat16, requires_grad=True)
+        experts = torch.empty(8, 64, 32, dtype=torch.bfloat16, requires_grad=True)
+        ends = torch.zeros(8, dtype=torch.int32)
+
+    def loss(rows, experts):
+        return torch._grouped_mm(rows, experts, offs=ends).square().sum()
+
+    plan = foregrad.plan(loss, rows, experts)
+    assert plan.total.flops == 3 * 2 * 512 * 64 * 32
+    with pytest.raises(PlanError, match=r"the backward of `<lambda>` fails: .*stride"):
+        foregrad.plan(lambda rows, experts: torch._grouped_mm(rows, experts, offs=ends).sum(), rows, experts)
+
+
+def test_a_budget_below_what_stands_says_so():
+    model = nn.Linear(1024, 1024, device="meta")
+    plan = foregrad.plan(
+        model, torch.empty(8, 1024, device="meta"), optimizer="AdamW", device={"like": "l4", "memory": "8 MiB"}
+    )
+    assert "12.0 MiB stand through the whole step, the budget is 8.0 MiB" in str(plan)
+
+
 def test_a_gpus_attention_keeps_no_scores():
     q = torch.empty(2, 4, 512, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
 

@@ -64,9 +64,14 @@ def _sizes(value: object) -> object:
 
 
 def _uncounted(node: fx.Node) -> int:
-    """Operations of the CPU's own operators for attention and recurrent layers, without a formula in PyTorch."""
+    """Operations without a formula in PyTorch: of the CPU's own operators for attention and recurrent layers, and of
+    products in groups, as experts have them.
+    """
     name = getattr(getattr(node.target, "_schema", None), "name", "")
     is_backward = name.endswith("_backward")
+    if name in ("aten::_grouped_mm", "aten::_scaled_grouped_mm"):  # the groups share one dimension of matrices
+        left, right = map(_shape, node.args[:2])
+        return int(2 * math.prod(left[-2:] if len(right) == 2 else left) * right[-1])
     if node.target is mkldnn_rnn_layer_for_training or name == "aten::mkldnn_rnn_layer_backward":
         # For each step the products with the weights of the input and of the state; twice as many in the backward.
         *steps, _ = _shape(node.args[0])

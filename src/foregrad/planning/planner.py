@@ -222,6 +222,9 @@ class _Planner:
         """The choice that keeps to a budget: the one that saves most of those that do. What sharding adds to a step
         depends on where its peak is, so that limits for the step alone are tried, in halves.
         """
+        if self.standing.total >= budget:
+            stands = f"{in_bytes(self.standing.total)} stand through the whole step"
+            return Choice("budget", None, why_not=f"does not fit: {stands}, the budget is {in_bytes(budget)}")
         splits = choices.Budgeted(self.step.joint, hands_on=self.ranks.fsdp > 1)
 
         def within(limit: int) -> Choice:

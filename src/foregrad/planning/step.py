@@ -95,7 +95,9 @@ def step_of(
                 f"{error} For a plan, say the number, or how many elements there are: sizes={{{line!r}: 128}}; for a "
                 "branch, True or False."
             ) from error
-        if joint.signature.is_inference or joint.backward_error is not None:
+        if joint.backward_error is not None:
+            raise PlanError(f"the backward of `{name}` fails: {joint.backward_error}") from joint.backward_error
+        if joint.signature.is_inference:
             raise PlanError(
                 f"`{name}` has no backward, so there is no training to plan: none of its parameters requires gradients"
             )
