@@ -86,7 +86,6 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
     with fakes or contextlib.nullcontext():
         graph = make_fx(on_tensors, tracing_mode=how, pre_dispatch=True)(*known)
     _check(graph)
-    _drop_identities(graph)
     own = list(held.values())
 
     def above(*args: Any, **kwargs: Any) -> Any:
@@ -96,24 +95,20 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
     return above
 
 
-def _drop_identities(graph: fx.GraphModule) -> None:
+def _drop_identities(graph: fx.Graph) -> None:
     """Put the argument in the place of a `dropout` that drops nothing, where its memory is written to.
 
     Such a `dropout` gives its argument. In a functional graph it gives a new tensor, so it stays where nobody writes.
     """
-    for part in graph.modules():
-        nodes = list(part.graph.nodes) if isinstance(part, fx.GraphModule) else []
-        identities = [node for node in nodes if node.target is aten.dropout.default and not node.args[2]]
-        memory: dict[int, int] = {}  # by the memory of a result, in PyTorch's graph: that of the argument
-        for node in identities:
-            memory[_memory(node)] = memory.get(_memory(node.args[0]), _memory(node.args[0]))
-        written = {memory.get(key, key) for node in nodes for key in map(_memory, _written_arguments(node))}
-        for node in identities:
-            if memory[_memory(node)] in written:
-                node.replace_all_uses_with(node.args[0])
-                part.graph.erase_node(node)
-        if identities:
-            part.recompile()
+    identities = [n for n in graph.nodes if n.target is aten.dropout.default and not n.args[2]]
+    memory: dict[int, int] = {}  # by the memory of a result, in PyTorch's graph: that of the argument
+    for node in identities:
+        memory[_memory(node)] = memory.get(_memory(node.args[0]), _memory(node.args[0]))
+    written = {memory.get(key, key) for node in graph.nodes for key in map(_memory, _written_arguments(node))}
+    for node in identities:
+        if memory[_memory(node)] in written:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _memory(node: fx.Node) -> int:
@@ -148,4 +143,5 @@ def _check(graph: fx.GraphModule) -> None:
             of_sizes = home == "_operator" or name.startswith("sym_")
             if node.op == "call_function" and not (is_operator or of_sizes):
                 raise UnsupportedError(f"`{name}` is no operator of a graph above autograd: pass pre_dispatch=False")
+        _drop_identities(part.graph)
         part.recompile()

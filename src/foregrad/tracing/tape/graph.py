@@ -296,7 +296,7 @@ class SizeNodes:
         return self.written[expression]
 
     def _of_sizes(self, expression: Any) -> Any:
-        """An expression in sizes of inputs, where it has symbols that are no size: an input may be a part of a tensor."""
+        """An expression in sizes of inputs, where it has symbols that are no size: inputs may be parts of tensors."""
         if all(symbol in self.symbols or symbol in self.places for symbol in expression.free_symbols):
             return expression
         for position, entry in enumerate(self.inputs):
