@@ -5,8 +5,8 @@ As PyTorch's export gives them. Only captures with `Options.keeps_branches` do s
 A function runs once on stand-ins of the operands, and its entries leave the tape for a graph. A tensor from outside
 becomes an operand. The backward of a branch computes the branch again, from the operands.
 
-Known weaknesses: `while_loop`, `scan` and `map` with gradients are Python, as elsewhere; a random number that a backward
-needs, a write to an operand, and a check of values inside are refused.
+Known weaknesses: `while_loop`, `scan` and `map` with gradients are Python, as elsewhere; a random number that a
+backward needs, a write to an operand, and a check of values inside are refused.
 """
 
 from __future__ import annotations
