@@ -4,8 +4,8 @@ While a function is captured, a branch is a Python `if` on a value and a loop is
 recorded, and its condition becomes one of the graph's decisions. As in eager, two things differ from a plain `if`. An
 operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only an unused branch closes
 over; and all results have a history if an operand has. (A module's parameters that only an unused branch closes over
-are no operands here: they have no gradient.) `flex_attention` stays one operator, and so do `cond`, `while_loop`, `scan`
-and `map` in captures that keep them.
+are no operands here: they have no gradient.) `flex_attention` stays one operator, and so do `cond`, `while_loop`,
+`scan` and `map` in captures that keep them.
 
 Checked on torch 2.11.0, 2.13.0, 2.15.0.
 """

@@ -376,7 +376,7 @@ def expression_in(number: Any, symbols: Mapping[Any, Any]) -> Any:
 
 
 def with_part_named(expression: Any, part: torch.SymInt, name: str) -> tuple[Any, Any]:
-    """An expression with a new symbol in the place of a part of it, if it has this part; and the symbol."""
+    """An expression with a new symbol in the place of a part, and the symbol."""
     from sympy import Symbol
 
     symbol = Symbol(name, integer=True)

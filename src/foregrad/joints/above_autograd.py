@@ -98,7 +98,7 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
 def _drop_identities(graph: fx.Graph) -> None:
     """Put the argument in the place of a `dropout` that drops nothing, where its memory is written to.
 
-    Such a `dropout` gives its argument. In a functional graph it gives a new tensor, so it stays where nobody writes.
+    Such a `dropout` gives its argument; the operator in a functional graph gives a new tensor.
     """
     identities = [n for n in graph.nodes if n.target is aten.dropout.default and not n.args[2]]
     memory: dict[int, int] = {}  # by the memory of a result, in PyTorch's graph: that of the argument

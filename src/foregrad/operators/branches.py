@@ -348,7 +348,7 @@ class Branches:
 
 
 def _each_once(values: Sequence[Any]) -> list[Any]:
-    """The values, with a view in the place of a tensor that came before: each has an operand of its own."""
+    """The values, with a view in the place of a tensor that came before: all operands differ."""
     seen: IdSet[object] = IdSet()
     for value in values:
         seen.add(value.view_as(value) if value in seen and isinstance(value, torch.Tensor) else value)
