@@ -377,9 +377,8 @@ def expression_in(number: Any, symbols: Mapping[Any, Any]) -> Any:
 
 def with_part_named(expression: Any, part: torch.SymInt, name: str) -> tuple[Any, Any]:
     """An expression with a new symbol in the place of a part, and the symbol."""
-    from sympy import Symbol
-
-    symbol = Symbol(name, integer=True)
+    inner = next(iter(part.node.expr.free_symbols))
+    symbol = type(inner)(name, integer=True)
     return expression.xreplace({part.node.expr: symbol}), symbol
 
 
