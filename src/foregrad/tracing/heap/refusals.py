@@ -79,9 +79,9 @@ def past_the_edges(where: str = "") -> UnsupportedAliasError:
 def in_the_kernels_order(where: str) -> UnsupportedAliasError:
     """The values that a write leaves depend on the order in which its kernel visits the elements."""
     return UnsupportedAliasError(
-        f"the operator at {where} writes an element twice, or overwrites an operand of a different element (overlapping "
-        "slices, one tensor twice in a `_foreach_` list), or multiplies complex numbers in an operand's memory: the "
-        "values depend on the order of its kernel. Read from a copy, or write to a copy (`.clone()`)."
+        f"the operator at {where} writes an element twice, or overwrites an operand of a different element "
+        "(overlapping slices, one tensor twice in a `_foreach_` list), or multiplies complex numbers in an operand's "
+        "memory: the values depend on the order of its kernel. Read from a copy, or write to a copy (`.clone()`)."
     )
 
 
