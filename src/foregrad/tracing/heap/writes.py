@@ -21,7 +21,7 @@ from ...identity import ById, IdSet
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .alias import At, RunOnStorageCopies, Storage, StorageExtent, Value, chain_of, extent_of
+from .alias import At, RunOnStorageCopies, Storage, StorageExtent, Value, chain_of, extent_of, memory_root
 from .metadata_changes import MetadataChanges
 from .overlaps import check_cast, check_lists, check_write
 from .recording import Recording
@@ -198,6 +198,9 @@ class Writes:
             and spec.conj == from_spec.conj
             and spec.neg == from_spec.neg
         )
+        if same and memory_root(source_entry).target is None and spec.numel == value.root.spec.numel:
+            # The input may change before the backward, for which autograd saves the copy.
+            return rec.emit(aten.copy.default, source_entry, source_entry, spec=from_spec)
         if same and (value.parent is not None or spec.stride == from_spec.stride):
             self.copied.setdefault(value.root, []).append(source_entry)
             return source_entry

@@ -335,9 +335,7 @@ class Inputs:
 
     def is_own_leaf(self, tensor: torch.Tensor) -> bool:
         """Whether it is a leaf that gradients arrive at: not so a view made under no_grad, marked through its base."""
-        base = base_of(tensor) if is_view(tensor) else None
-        through_base = base is not None and base.requires_grad
-        return is_marked(tensor) and not (through_base and not self.recorder.changes.log.of(tensor, MarkRequiresGrad))
+        return is_marked(tensor) and not self.recorder.changes.log.requires_through_base(tensor)
 
 
 def again_with(record: InputRecord) -> CaptureAgain:
