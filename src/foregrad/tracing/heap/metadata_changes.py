@@ -213,8 +213,7 @@ class EventLog:
 
     def note(self, effect: Effect, tensor: torch.Tensor, value: Value, after: Value | None = None) -> int:
         """Note a change of a tensor with the `value`; returns its time."""
-        required_grad = tensor.requires_grad and not self.requires_through_base(tensor)
-        event = Event(now(), effect, tensor, value, required_grad, after)
+        event = Event(now(), effect, tensor, value, self.requires_itself(tensor), after)
         self.events.append(event)
         self._of.setdefault(tensor, []).append(event)
         return event.at
@@ -222,11 +221,12 @@ class EventLog:
     def of(self, tensor: torch.Tensor, *kinds: type[Effect]) -> list[Event]:
         return [event for event in self._of.get(tensor, ()) if isinstance(event.effect, kinds)]
 
-    def requires_through_base(self, tensor: torch.Tensor) -> bool:
-        """Whether it requires grad because its base was marked later: PyTorch sends no gradients to such a view."""
-        base = base_of(tensor) if is_view(tensor) and is_marked(tensor) else None
+    def requires_itself(self, tensor: torch.Tensor) -> bool:
+        """Whether a mark on the tensor counts: PyTorch sends no gradients to a view from before its base's mark."""
         own = self.of(tensor, MarkRequiresGrad, Detach)
-        return base is not None and base.requires_grad and not (own and isinstance(own[-1].effect, MarkRequiresGrad))
+        base = base_of(tensor) if is_view(tensor) and is_marked(tensor) else None
+        is_own = base is None or not base.requires_grad or bool(own and isinstance(own[-1].effect, MarkRequiresGrad))
+        return tensor.requires_grad and is_own
 
 
 # -------------------------------------------------------------------- what an input was
