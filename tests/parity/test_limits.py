@@ -41,6 +41,17 @@ PROGRAMS = [
         ["y = x.clone()", "size = y.nbytes", "y.untyped_storage().resize_(0)", "y.untyped_storage().resize_(size)"],
         2,
     ),
+    (
+        "`torch.ops.inductor.resize_storage_bytes_`",
+        "torch.randn(6),",
+        [
+            "import torch._inductor.inductor_prims",
+            "y = x.clone()",
+            "torch.ops.inductor.resize_storage_bytes_(y, 0)",
+            "torch.ops.inductor.resize_storage_bytes_(y, 24)",
+        ],
+        2,
+    ),
     ("`x.is_set_to(y)` asks", f"{LEAF}, {LEAF}", ["return x * 2 if x.is_set_to(v) else v * 3"], 0),
     (
         "`.data = ...` on a view",
