@@ -335,11 +335,13 @@ def test_scan_and_map_stand_in_the_graph_as_in_pytorchs(name: str) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [lambda m, x: scan(lambda c, a: (c + a @ m.w, c * a), m.b, x), lambda m, x: map_(lambda a: a.sin() @ m.w, x)],
-    ids=["scan", "map"],
-)
+STEPS_OF_PARAMETERS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "scan": lambda m, x: scan(lambda c, a: (c + a @ m.w, c * a), m.b, x),
+    "map": lambda m, x: map_(lambda a: a.sin() @ m.w, x),
+}
+
+
+@pytest.mark.parametrize("function", STEPS_OF_PARAMETERS.values(), ids=STEPS_OF_PARAMETERS)
 def test_steps_that_are_differentiated_are_in_the_graph(function: Callable[..., Any]) -> None:
     def loss(m: Any, s: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return sum((r.square() * s).sum() for r in torch.utils._pytree.tree_leaves(function(m, x)))
@@ -418,9 +420,9 @@ def test_a_graph_with_the_operator_is_traced_again_on_fakes(name: str) -> None:
     assert set(targets[0]) == set(targets[1])
 
 
-@pytest.mark.parametrize("name", ["scan", "map"])
-def test_steps_stand_in_a_graph_above_autograd(name: str) -> None:
-    module, example = Program(STEPS[name]), (torch.tensor(1.0), torch.randn(3, 3))
+@pytest.mark.parametrize("function", STEPS_OF_PARAMETERS.values(), ids=STEPS_OF_PARAMETERS)
+def test_steps_stand_in_a_graph_above_autograd(function: Callable[..., Any]) -> None:
+    module, example = Program(lambda m, s, x: function(m, x)), (torch.tensor(1.0), torch.randn(3, 3))
     graph, _ = foregrad.aot_export_module(module, example, trace_joint=False, pre_dispatch=True)
     assert [n for n in graph.graph.nodes if n.target in (SCAN, MAP)]
     with torch.no_grad():
