@@ -324,7 +324,8 @@ class Branches:
         if not all(isinstance(value, torch.Tensor) for value in (*init, *xs, *others)):
             return None
         xs = [self.outside(self.running, x) for x in xs]
-        inner = _InputsOfGraphs(self, op.name(), _each_once([*init, *(x.select(0, 0) for x in xs), *others]))
+        given = [*init, *(x.select(0, 0) for x in xs), *others]
+        inner = _InputsOfGraphs(self, "scan" if op is SCAN else "map", _each_once(given))
         one, carries = inner.traced(function), len(init)
         if any(result.requires_grad for result in one.results):
             inner.forget()
