@@ -33,7 +33,7 @@ from .._torch.engine import default_generators
 from .._torch.graphs import body_of, ends_of, is_random
 from .._torch.stand_ins import is_stand_in
 from .._torch.tensors import share_memory, version_of
-from ..errors import BackendError
+from ..errors import BackendError, headline
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph
 from ..interrupts import is_interrupt
@@ -466,8 +466,7 @@ class Failures:
 
 def described(compiler: object, name: str, graph: str, module: fx.GraphModule, error: BaseException) -> str:
     """The message for a failure, with the path of a program that shows it."""
-    first = next(iter(str(error).strip().splitlines()), "")
-    message = f"backend `{name}` failed on {graph}: {type(error).__name__}: {first}"
+    message = f"backend `{name}` failed on {graph}: {headline(error)}"
     message += "" if message.endswith((".", "!", "?")) else "."
     path = _kept(compiler, name, graph, module, message)
     return message if path is None else f"{message} {path} is a program that shows it."
