@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _python_dispatch
 
 from ..locks import ProcessPatch, bound
-from .symbols import has_symbolic, new_ragged_size
+from .symbols import Size, has_symbolic, new_ragged_size
 
 __all__ = ["FakeTensor", "FakeTensorMode"]  # handed on
 
@@ -75,7 +75,9 @@ class FakeFactory:
         self._mark = c._set_warn_deprecated_on_mutable_data_ptr if warns else c._set_throw_on_mutable_data_ptr
         self._made: dict[torch.device, tuple[torch.device, dict[str, Any]]] = {}
 
-    def new(self, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, offset: Any = 0) -> FakeTensor:
+    def new(
+        self, shape: Sequence[Size], stride: Sequence[Size], dtype: torch.dtype, device: torch.device, offset: Size = 0
+    ) -> FakeTensor:
         """A fake over memory of its own."""
         # The modes of an enclosing capture must not see how its fakes are made.
         with _NoDispatch():
@@ -112,11 +114,11 @@ _set_attributes = torch.Tensor.__dict__["__dict__"].__set__
 
 def new_fake(
     mode: FakeTensorMode,
-    shape: object,
-    stride: object,
+    shape: Sequence[Size],
+    stride: Sequence[Size],
     dtype: torch.dtype,
     device: torch.device,
-    offset: int = 0,
+    offset: Size = 0,
 ) -> FakeTensor:
     """A fake tensor of the layout; ten times faster than `FakeTensorMode.from_tensor`."""
     return FakeFactory.of(mode).new(shape, stride, dtype, device, offset)
@@ -125,11 +127,11 @@ def new_fake(
 def new_fake_over(
     mode: FakeTensorMode,
     storage: torch.UntypedStorage,
-    shape: Any,
-    stride: Any,
+    shape: Sequence[Size],
+    stride: Sequence[Size],
     dtype: torch.dtype,
     device: torch.device,
-    offset: int,
+    offset: Size,
 ) -> FakeTensor:
     """A fake tensor over a fake storage (made by `meta_storage`).
 

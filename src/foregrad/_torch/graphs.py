@@ -20,7 +20,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.fx.node import map_arg
 
-from .symbols import is_symbolic
+from .symbols import Size, is_symbolic
 
 operands_of: Callable[[fx.Node], dict[fx.Node, None]] = operator.attrgetter("_input_nodes")
 """The nodes that a node reads: the keys. Not to be changed."""
@@ -98,11 +98,11 @@ def _inner_first(dimensions: int) -> list[tuple[torch.memory_format, Sequence[in
     return orders
 
 
-def _is_nested(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]) -> bool:
+def _is_nested(shape: Sequence[Size], stride: Sequence[Size], order: Sequence[int]) -> bool:
     """Whether each dimension steps exactly over the dimensions before it in `order`. Dimensions of one element don't
     count.
     """
-    expected = 1
+    expected: Size = 1
     for dimension in order:
         size = shape[dimension]
         if size != 1:

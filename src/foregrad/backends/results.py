@@ -32,6 +32,7 @@ from .._torch import memory
 from .._torch.engine import default_generators
 from .._torch.graphs import body_of, ends_of, is_random
 from .._torch.stand_ins import is_stand_in
+from .._torch.symbols import Size
 from .._torch.tensors import share_memory, version_of
 from ..errors import BackendError, headline
 from ..graph.meta import TensorSpec, spec_of
@@ -42,7 +43,7 @@ from ..passes.aliasing import Memory, makes_memory, memory_of, results_of
 log = logging.getLogger("foregrad.backends")
 
 Run = Callable[[list[Any]], list[Any]]
-Repairs = dict[int, tuple[int, ...] | None]  # the strides that a result is copied to; None: its own
+Repairs = dict[int, tuple[Size, ...] | None]  # the strides that a result is copied to; None: its own
 _HELD = "held by others"
 _IN_AN_INPUT = "in an input"
 _TENSORS = (torch.Tensor, torch.nn.Parameter)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..._torch.symbols import Size
 from ..._torch.tensors import history_of, share_counters
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import op_info
@@ -338,7 +339,7 @@ class StorageExtent:
 
     memory: int
     spec: TensorSpec
-    start: int
+    start: Size
 
     def on(self, memory: torch.Tensor) -> torch.Tensor:
         """The tensor there; `memory` is flat."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..._torch.symbols import Size
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import IDENTITIES, take_data
 from ..tape.origin import Made
@@ -152,7 +153,7 @@ def _neg(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new
 
 
 def _is_contiguous(spec: TensorSpec) -> bool:
-    expected = 1
+    expected: Size = 1
     for size, stride in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
         if size != 1 and stride != expected:
             return False
@@ -237,7 +238,7 @@ def write_back(
     return rule(emit, args, base, base_spec, new, index)
 
 
-def moved(spec: TensorSpec, offset: object) -> TensorSpec:
+def moved(spec: TensorSpec, offset: Size) -> TensorSpec:
     """The spec at a new place in memory."""
     if spec.offset is offset or spec.offset == offset:
         return spec

@@ -16,6 +16,7 @@ import torch
 from ..._torch.engine import plain_execution
 from ..._torch.nested import tensors_in
 from ..._torch.ops import OpOverload
+from ..._torch.symbols import Size
 from ...graph.meta import TensorSpec
 from ...identity import ById, IdSet
 from ..tape.opinfo import CallOnCopies, OpInfo
@@ -432,7 +433,7 @@ def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
         return bool(_bytes_of(b, taken, starts[1] - first).any())
 
 
-def _bytes_of(spec: TensorSpec, memory: torch.Tensor, start: int) -> torch.Tensor:
+def _bytes_of(spec: TensorSpec, memory: torch.Tensor, start: Size) -> torch.Tensor:
     itemsize = spec.dtype.itemsize
     return memory.as_strided((*spec.shape, itemsize), (*(s * itemsize for s in spec.stride), 1), start)
 
