@@ -20,6 +20,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.fx.node import map_arg
 
+from .ops import Args, Kwargs
 from .symbols import Size, is_symbolic
 
 operands_of: Callable[[fx.Node], dict[fx.Node, None]] = operator.attrgetter("_input_nodes")
@@ -143,9 +144,7 @@ class GraphWriter:
         self._buckets: dict[tuple[str, int], dict[fx.Node, None]] = {}
         self._count: dict[str, int] = {}
 
-    def add(
-        self, name: str, op: str, target: object, args: tuple[Any, ...], kwargs: Any, meta: dict[str, Any]
-    ) -> fx.Node:
+    def add(self, name: str, op: str, target: object, args: Args, kwargs: Kwargs, meta: dict[str, Any]) -> fx.Node:
         """A node called `name`, a new name."""
         node = fx.Node.__new__(fx.Node)
         _NodeBase.__init__(node, self.graph, name, op, target, None)  # without the checks of `Node.__init__`

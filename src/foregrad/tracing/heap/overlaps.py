@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..._torch.nested import tensors_in
+from ..._torch.ops import Args, Kwargs
 from ..._torch.random_operators import drawing_from
 from ..._torch.symbols import has_symbolic
 from ..._torch.tensors import storage_key
@@ -34,7 +35,7 @@ def check_lists(targets: list[torch.Tensor], origins: Origins) -> None:
         raise written_by_lists("a tensor", user_line(origins.here()))
 
 
-def check_write(func: object, args: object, kwargs: object, targets: list[torch.Tensor]) -> None:
+def check_write(func: object, args: Args, kwargs: Kwargs, targets: list[torch.Tensor]) -> None:
     """Raise the kernel's error about elements of `targets` that share a place, and about dtypes."""
     if not _is_suspicious(func, targets, args) or any(map(is_symbolic_tensor, (*targets, *tensors_in(args)))):
         return
@@ -51,7 +52,7 @@ def _has_other_dtype(func: object, args: Any) -> bool:
     return func is torch.ops.aten.index_put_.default and args[0].dtype is not args[2].dtype
 
 
-def _answers_apart(func: object, args: object, kwargs: object) -> bool:
+def _answers_apart(func: object, args: Args, kwargs: Kwargs) -> bool:
     """Whether the kernel answers for equal sizes without shared places: else zeros don't suit it."""
     try:
         ask_kernel(func, args, kwargs, apart=True)
@@ -108,7 +109,7 @@ def is_symbolic_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and has_symbolic((*value.size(), *value.stride()))
 
 
-def ask_kernel(op: Any, args: Any, kwargs: Any, *, apart: bool = False) -> Any:
+def ask_kernel(op: Any, args: Args, kwargs: Kwargs, *, apart: bool = False) -> Any:
     """The result, or error, of the operator's kernel on zeros laid out like the fakes among the arguments.
 
     `apart`: laid out densely, each in memory of its own, also a tensor that is there twice.

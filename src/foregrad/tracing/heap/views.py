@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..._torch.ops import Kwargs
 from ..._torch.symbols import Size
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import IDENTITIES, take_data
@@ -211,7 +212,7 @@ def undone(view: Entry, copy: Entry) -> Entry | None:
     if rule not in _LAYOUT_KEPT and not (rule is _reshape and _is_contiguous(base.spec)):
         return None
 
-    def emit(target: Any, *args: Any, kwargs: dict[str, Any] | None = None, spec: TensorSpec | None = None) -> Entry:
+    def emit(target: Any, *args: Any, kwargs: Kwargs | None = None, spec: TensorSpec | None = None) -> Entry:
         return Entry(target, args, kwargs or {}, spec or base.spec)
 
     return rule(emit, view.args, base, base.spec, copy, None)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ..._torch.engine import plain_execution
 from ..._torch.nested import tensors_in
-from ..._torch.ops import OpOverload
+from ..._torch.ops import Args, Kwargs, OpOverload
 from ..._torch.symbols import Size
 from ...graph.meta import TensorSpec
 from ...identity import ById, IdSet
@@ -91,9 +91,7 @@ class Writes:
         """`tensor` takes the value of `new`: `copy_` below autograd, without a version count."""
         self._write(tensor, self._copied(tensor, new))
 
-    def _functional(
-        self, info: OpInfo, args: Sequence[object], kwargs: Mapping[str, object], before: list[Any], out: object
-    ) -> list[Entry]:
+    def _functional(self, info: OpInfo, args: Args, kwargs: Kwargs, before: list[Any], out: object) -> list[Entry]:
         """Record the functional form; bind its other results; return the entries for the written tensors."""
         rec, functional = self.recorder, info.functional
         assert functional is not None
@@ -114,7 +112,7 @@ class Writes:
             else:
                 positional.append(before[i])
                 fake_positional.append(given[i])
-        entry = rec.entry(functional, positional, keywords, info.is_random)
+        entry = rec.entry(functional, tuple(positional), keywords, info.is_random)
         result = rec.run_fake(functional, tuple(fake_positional), fake_keywords)
         entry.spec = rec.specs_of(result)
         results = as_entries(rec, entry, result)
@@ -131,7 +129,7 @@ class Writes:
         call = CallOnCopies(info.op, writes)
         upto = max(given) + 1
         defaults = [a.default_value for a in info.op._schema.arguments]
-        args = [before[i] if i in given else defaults[i] for i in range(upto)]
+        args = tuple(before[i] if i in given else defaults[i] for i in range(upto))
         entry = rec.entry(call, args, {}, info.is_random)
         targets = [given[i] for i in writes if given.get(i) is not None]
         returned = as_tuple(out)
@@ -173,7 +171,7 @@ class Writes:
             given: Any = arguments[position]
             arguments[position] = None if index is None else [None if i == index else x for i, x in enumerate(given)]
         call = RunOnStorageCopies(info.op, tuple(root.spec for root in roots), places)
-        entry = rec.entry(call, [*(root.read(rec.emit) for root in roots), *arguments], {}, info.is_random)
+        entry = rec.entry(call, (*(root.read(rec.emit) for root in roots), *arguments), {}, info.is_random)
         written = IdSet(targets)
         made = [tensor for tensor in as_tuple(out) if isinstance(tensor, torch.Tensor) and tensor not in written]
         entry.spec = (*(rec.spec_of(tensor) for tensor in made), *(_at_start(root.spec) for root in roots))
@@ -258,7 +256,7 @@ class Writes:
         """Batch norm updates its running statistics when it has them and is training."""
         return args[5] is True and all(args[i] is not None for i in info.hidden_writes)
 
-    def hidden(self, info: OpInfo, args: object, kwargs: object) -> Any:
+    def hidden(self, info: OpInfo, args: Args, kwargs: Kwargs) -> Any:
         """Operators with a schema that keeps quiet about a write."""
         rec = self.recorder
         given = by_position(info, args, kwargs)
@@ -300,7 +298,7 @@ def _plain(spec: TensorSpec, value: Value) -> TensorSpec:
 # Arguments and results of an operator, taken apart: tensors in lists, entries of several values.
 
 
-def by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
+def by_position(info: OpInfo, args: Args, kwargs: Kwargs) -> dict[int, Any]:
     given = dict(enumerate(args))
     for i, name in enumerate(info.argument_names):
         if name in kwargs:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..._torch.ops import Args, Kwargs
 from ..._torch.symbols import Size, is_product_of_sizes, is_symbolic, map_symbolic
 from ...graph.meta import TensorSpec, contiguous_strides
 
@@ -20,7 +21,7 @@ aten = torch.ops.aten
 
 Specs = Sequence[TensorSpec]
 # Takes the specs of the tensors among the arguments, in order, and the arguments.
-Rule = Callable[[Specs, tuple[Any, ...], dict[str, Any]], Any]
+Rule = Callable[[Specs, Args, Kwargs], Any]
 
 
 def layout_of(op: object, specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
@@ -136,7 +137,7 @@ def _bmm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> o
     return _new((a.shape[0], a.shape[1], b.shape[2]), a)
 
 
-def _layer_norm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+def _layer_norm(specs: Specs, args: Args, kwargs: Kwargs) -> object:
     x = specs[0]
     if len(args) != 5 or kwargs or not _is_normalised(x, args[1], specs[1:]):
         return None
@@ -202,7 +203,7 @@ def _convolution(specs: Specs, args: tuple[object, ...], kwargs: dict[str, objec
     return _convolved(specs[0], specs[1], args[3:])
 
 
-def _convolution_backward(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+def _convolution_backward(specs: Specs, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 11 or kwargs:
         return None
     grad, x, weight = specs
