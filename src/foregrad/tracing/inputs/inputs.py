@@ -19,7 +19,6 @@ from ..._torch.symbols import TracedInt, has_symbolic, is_ragged, is_symbolic, s
 from ..._torch.tensors import (
     allows_writes,
     base_of,
-    is_marked,
     is_number,
     is_view,
     storage_key,
@@ -334,12 +333,6 @@ class Inputs:
                 self.viewed.add(record.real)
                 raise again_with(record)
 
-    def is_own_leaf(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a leaf that gradients arrive at: not so a view made under no_grad, marked through its base."""
-        base = base_of(tensor) if is_view(tensor) else None
-        through_base = base is not None and base.requires_grad
-        return is_marked(tensor) and not (through_base and not self.recorder.changes.log.of(tensor, MarkRequiresGrad))
-
 
 def again_with(record: InputRecord) -> CaptureAgain:
     """The exception that starts the capture over. A tensor that is no argument is an input from the beginning then."""
@@ -471,10 +464,7 @@ class HistoryChanges(Aspect):
 
     def returned(self, results: Sequence[object], paths: Sequence[str]) -> None:
         """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written
-        themselves: autograd then bars most of their uses. And where an operator on lists wrote to a view twice: its
-        history then differs from its base's.
+        themselves: autograd then bars most of their uses.
         """
-        listed = self.recorder.writes.listed
         barred = [r for r in self.inputs.records if r.real.requires_grad and not allows_writes(r.real) and is_moved(r)]
-        twice = [r for r in self.inputs.records if r.stand_in in listed and r.stand_in.requires_grad]
-        self.inputs.see_as_views([*barred, *(record for record in twice if is_view(record.real))])
+        self.inputs.see_as_views(barred)
