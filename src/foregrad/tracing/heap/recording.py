@@ -104,23 +104,12 @@ class Host(Hooks):
     def on_missing(self, root: Value, where: str) -> None:
         """A backward writes to an input that it was not known to write."""
 
-    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
-        """Before `tensor.requires_grad_()`, or an assignment: whether to do it."""
-        return False
-
-    def on_detach(self, tensor: torch.Tensor, run: Callable[[], object]) -> None:
-        """In place of `tensor.detach_()`; `run()` does it."""
-        run()
-
     def on_hook(self, tensor: torch.Tensor, hook: object, handle: object) -> None:
         """A hook was registered on a tensor."""
 
     def hook_instead(self, hook: object) -> object:
         """The substitute that is registered for a hook."""
         return hook
-
-    def on_gradient(self, *args: object, **kwargs: object) -> None:
-        """`torch.autograd.grad` is called."""
 
     def on_numpy(self, cls: object) -> None:
         """A custom Function hands a tensor to NumPy."""

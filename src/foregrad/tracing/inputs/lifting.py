@@ -7,7 +7,6 @@ its fake without touching the module it lives in: the user's code sees its own o
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -163,10 +162,6 @@ class Lifting(TorchFunctionMode):
     def _names(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         return [name for name in func(*args, **kwargs) if name != "__getattr__"]  # see patches.py
 
-    def _gradient(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        self.host.on_gradient(*args[:2], **kwargs)
-        return func(*args, **kwargs)
-
     def _item(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         number = func(*args, **kwargs)
         is_symbol = isinstance(number, (torch.SymFloat, torch.SymInt))
@@ -187,10 +182,6 @@ class Lifting(TorchFunctionMode):
                 func(*args, **kwargs) if func is not _TENSOR.__bool__ else bool(self._item(_TENSOR.item, args, kwargs))
             )
 
-    def _mark(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        value = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
-        return args[0] if self.host.on_mark(args[0], value) else func(*args, **kwargs)
-
     def _values_only(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         with eigenvalues_only():
             return func(*args, **kwargs)
@@ -204,10 +195,6 @@ class Lifting(TorchFunctionMode):
         result = func(*args, **kwargs)
         watch_determinant(result, args[0] if args else next(iter(kwargs.values())))
         return result
-
-    def _detach_in_place(self, func: Any, args: Args, kwargs: Kwargs) -> object:
-        self.host.on_detach(args[0], functools.partial(func, *args, **kwargs))
-        return args[0]
 
     def _take_data(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         result = func(*args, **kwargs)
@@ -254,15 +241,11 @@ _SPECIAL: dict[object, Callable[[Lifting, Any, Any, Any], object]] = {
     torch.Tensor.__dlpack__: Lifting._numpy,
     **dict.fromkeys(_ADDRESSES, Lifting._address),
     _TENSOR.to_mkldnn: Lifting._sparse,
-    torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
     **dict.fromkeys(_NUMBERS, Lifting._number),
     **dict.fromkeys(_SIZES, Lifting._size),
     torch.Tensor.register_hook: Lifting._hook,
     torch.Tensor.__dir__: Lifting._names,
-    torch.Tensor.detach_: Lifting._detach_in_place,
-    torch.Tensor.requires_grad_: Lifting._mark,
-    _TENSOR.requires_grad.__set__: Lifting._mark,
     _TENSOR.data.__get__: Lifting._take_data,
     _TENSOR.data.__set__: Lifting._assign_data,
 }
