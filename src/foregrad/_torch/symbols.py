@@ -375,6 +375,13 @@ def expression_in(number: Any, symbols: Mapping[Any, Any]) -> Any:
     return expression if all(symbol in symbols for symbol in expression.free_symbols) else number.node._expr
 
 
+def with_part_named(expression: Any, part: torch.SymInt, name: str) -> tuple[Any, Any]:
+    """An expression with a new symbol in the place of a part, and the symbol."""
+    inner = next(iter(part.node.expr.free_symbols))
+    symbol = type(inner)(name, integer=True)
+    return expression.xreplace({part.node.expr: symbol}), symbol
+
+
 def expression_text(expression: Any, names: Mapping[object, str], bind: Callable[[str, object], str]) -> str:
     """A sympy expression, or a symbolic number, as Python; `names` has the variable of each symbol.
 

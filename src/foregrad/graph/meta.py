@@ -375,10 +375,6 @@ def following_strides(spec: Any, shape: Sequence[object], padded: Container[int]
     return tuple(stride)
 
 
-def _is_padding(used: Any, stride: Any) -> bool:
-    return type(used) is type(stride) is int and 0 < used < stride
-
-
 def paddings(shape: Sequence[int], stride: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """(dimension, stride, padding) of the dimensions with a padding."""
     return ((outer, stride[outer], padding) for _, outer, padding in pairs_of_strides(shape, stride) if padding)
