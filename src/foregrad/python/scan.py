@@ -162,8 +162,8 @@ class Scan:
             for function in functions:
                 self._parts(function, function.__name__, (attribute,))
         for attribute in in_order(asked & _NAMES if own else ()):
-            get = functools.partial(_all, operator.attrgetter(attribute))
-            self.reads.ask([*own], f"the {attribute} of a class or function", get)
+            get = functools.partial(map, operator.attrgetter(attribute))
+            self.reads.ask([*own], f"the {attribute} of a class or function", lambda each, get=get: (*get(each),))
 
     def has_opened(self, code: types.CodeType) -> bool:
         return code in self._opened or code in self._apart
@@ -583,10 +583,6 @@ LOOKS_UP = (torch.Tensor.__hash__.__code__, torch.utils.weak.WeakIdRef.__hash__.
 _OF_ENUMS = {"_member_map_", "_value2member_map_"}
 _NAMES = {"__module__", "__name__", "__qualname__"}
 _GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # code with these names may ask a class for any attribute
-
-
-def _all(get: Callable[[Any], Any], values: list[Any]) -> tuple[Any, ...]:
-    return tuple(map(get, values))
 
 
 _OPTIONS = (types.FunctionType, bool, int, float, str, type(None))
