@@ -351,7 +351,7 @@ def decided(trace: Trace, func: OpOverload, args: Any, kwargs: object, error: Ex
         if func is aten._local_scalar_dense.default:
             storage = trace.values[args[0]].storage
             if storage.is_input and storage.generation and args[0].dtype is not torch.bool:
-                trace.decisions.read_of_written(where)
+                trace.decisions.differs(where)
             return trace.decisions.item(entry_args[0], where, trace.emit_number)
         entry = trace.entry(func, entry_args, entry_kwargs, is_random=False)
         if not returns_tensors(func):
