@@ -61,7 +61,7 @@ from .objects import (
     special_names,
     values_of,
 )
-from .opaque import context_value, derived_from, is_cached_function, names_in_own, size_of_cache
+from .opaque import context_value, derived_from, is_cached_function, names_in_own, of_each, size_of_cache
 from .reads import VIEWS, Reads, ReadSite, items_in
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
@@ -162,8 +162,8 @@ class Scan:
             for function in functions:
                 self._parts(function, function.__name__, (attribute,))
         for attribute in in_order(asked & _NAMES if own else ()):
-            get = functools.partial(map, operator.attrgetter(attribute))
-            self.reads.ask([*own], f"the {attribute} of a class or function", lambda each, get=get: (*get(each),))
+            ask = functools.partial(of_each, attribute)
+            self.reads.ask([*own], f"the {attribute} of a class or function", ask)
 
     def has_opened(self, code: types.CodeType) -> bool:
         return code in self._opened or code in self._apart
