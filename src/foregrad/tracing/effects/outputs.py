@@ -145,7 +145,7 @@ def _with_own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, val
         return alias, False
     is_cut = any(step.op in CUTS for step in alias.steps)
     if is_usable(leaf) and leaf.is_leaf:
-        has_own = is_cut or analysis.inputs.is_own_leaf(leaf)
+        has_own = is_cut or analysis.recorder.changes.log.requires_itself(leaf)
         if has_own:
             _marked(analysis, leaf, value, alias)
         return alias, has_own

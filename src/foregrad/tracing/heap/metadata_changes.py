@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._torch.tensors import base_of, history_of, is_view
+from ..._torch.tensors import base_of, history_of, is_marked, is_view
 from ...errors import UnsupportedMutationError
 from ...graph.effect_log import Detach, Effect, Handle, InplaceView, MarkRequiresGrad, SetData
 from ...graph.meta import TensorSpec
@@ -213,13 +213,20 @@ class EventLog:
 
     def note(self, effect: Effect, tensor: torch.Tensor, value: Value, after: Value | None = None) -> int:
         """Note a change of a tensor with the `value`; returns its time."""
-        event = Event(now(), effect, tensor, value, tensor.requires_grad, after)
+        event = Event(now(), effect, tensor, value, self.requires_itself(tensor), after)
         self.events.append(event)
         self._of.setdefault(tensor, []).append(event)
         return event.at
 
     def of(self, tensor: torch.Tensor, *kinds: type[Effect]) -> list[Event]:
         return [event for event in self._of.get(tensor, ()) if isinstance(event.effect, kinds)]
+
+    def requires_itself(self, tensor: torch.Tensor) -> bool:
+        """Whether a mark on the tensor counts: PyTorch sends no gradients to a view from before its base's mark."""
+        own = self.of(tensor, MarkRequiresGrad, Detach)
+        base = base_of(tensor) if is_view(tensor) and is_marked(tensor) else None
+        is_own = base is None or not base.requires_grad or bool(own and isinstance(own[-1].effect, MarkRequiresGrad))
+        return tensor.requires_grad and is_own
 
 
 # -------------------------------------------------------------------- what an input was

@@ -20,7 +20,7 @@ from ...identity import IdSet
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .alias import Storage, Value
+from .alias import Storage, Value, memory_root
 from .metadata_changes import MetadataChanges
 from .overlaps import check_cast, check_write
 from .recording import Recording
@@ -132,13 +132,11 @@ class Writes:
         value = rec.value_of(target)
         spec, from_spec = value.spec, source_entry.spec
         assert isinstance(from_spec, TensorSpec)
-        same = (
-            spec.shape == from_spec.shape
-            and spec.dtype is from_spec.dtype
-            and spec.device == from_spec.device
-            and spec.conj == from_spec.conj
-            and spec.neg == from_spec.neg
-        )
+        one, other = ((s.shape, s.dtype, s.device, s.conj, s.neg) for s in (spec, from_spec))
+        same = one == other
+        if same and memory_root(source_entry).target is None and spec.numel == value.root.spec.numel:
+            # The input may change before the backward, for which autograd saves the copy.
+            return rec.emit(aten.copy.default, source_entry, source_entry, spec=from_spec)
         if same and (value.parent is not None or spec.stride == from_spec.stride):
             self.copied.setdefault(value.root, []).append(source_entry)
             return source_entry

@@ -18,7 +18,6 @@ from ..._torch.symbols import TracedInt, has_symbolic, is_ragged, is_symbolic, s
 from ..._torch.tensors import (
     allows_writes,
     base_of,
-    is_marked,
     is_number,
     is_view,
     storage_key,
@@ -332,12 +331,6 @@ class Inputs:
             if not is_view(record.stand_in) and record.real not in self.viewed:
                 self.viewed.add(record.real)
                 raise again_with(record)
-
-    def is_own_leaf(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a leaf that gradients arrive at: not so a view made under no_grad, marked through its base."""
-        base = base_of(tensor) if is_view(tensor) else None
-        through_base = base is not None and base.requires_grad
-        return is_marked(tensor) and not (through_base and not self.recorder.changes.log.of(tensor, MarkRequiresGrad))
 
 
 def again_with(record: InputRecord) -> CaptureAgain:
