@@ -162,8 +162,8 @@ class Scan:
             for function in functions:
                 self._parts(function, function.__name__, (attribute,))
         for attribute in in_order(asked & _NAMES if own else ()):
-            ask = functools.partial(of_each, attribute)
-            self.reads.ask([*own], f"the {attribute} of a class or function", ask)
+            asked_of_each = functools.partial(of_each, attribute)
+            self.reads.ask([*own], f"the {attribute} of a class or function", asked_of_each)
 
     def has_opened(self, code: types.CodeType) -> bool:
         return code in self._opened or code in self._apart
