@@ -48,6 +48,20 @@ def test_a_step_with_eagers_kernels_makes_no_graph_of_a_half(halves):
     assert late_graph_of(halves.backward) is not None
 
 
+@pytest.mark.parametrize("result_of", [lambda module: module, lambda module: module.forward])
+def test_a_compiler_that_returns_its_graph_has_no_graph_made(result_of):
+    given = []
+
+    def compiler(module, inputs):
+        given.append(module)
+        return result_of(module)
+
+    step = foregrad.aot_function(lambda x: (x * 2).relu().sum(), compiler)
+    step(torch.randn(5, 4, requires_grad=True)).backward()
+    assert len(given) == 2
+    assert None not in [late_graph_of(module) for module in given]
+
+
 def test_a_graph_that_is_read_is_the_one_of_a_partition_at_once(halves, policy):
     count = halves.joint.signature.num_forward_outputs
     at_once = POLICIES[policy](halves.joint.module, None, num_fwd_outputs=count)
