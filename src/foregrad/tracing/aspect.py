@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from .._torch.ops import Args, Kwargs
 from .._torch.patches import Subjects
 from ..annexes import given
 from ..graph.call_effects import CallEffect
@@ -26,7 +27,7 @@ from .heap.records import InputRecord
 from .tape.tape import Entry
 
 Context = contextlib.AbstractContextManager[Any]
-Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+Row = Callable[[Any, Any, Args, Kwargs], Any]
 A = TypeVar("A", bound="Aspect")
 
 

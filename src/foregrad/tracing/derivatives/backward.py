@@ -15,7 +15,7 @@ from ..._torch.histories import have_hooks, lead_to, nodes_behind, noting_arriva
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view
 from ..._torch.wrappers import is_wrapper, parts_of
-from ...errors import ForegradError, UnsupportedError, without_frames
+from ...errors import ForegradError, UnsupportedError, first_line, without_frames
 from ...frontend.openings import opener
 from ...graph.call_effects import KeepApart
 from ...graph.signature import GradientPaths
@@ -159,7 +159,7 @@ class Backward:
             view = values[event.tensor].fake
             if view is not None and is_view(view) and view.requires_grad and after.spec.shape != event.value.spec.shape:
                 return UnsupportedError(
-                    f"PyTorch fails in the derivative of a captured function: {str(error).splitlines()[0]} A cause may "
+                    f"PyTorch fails in the derivative of a captured function: {first_line(error)} A cause may "
                     f"be the view that is given other sizes in place at {changes.where(view)} (`set_`, `.data = ...`); "
                     "use a tensor of its own."
                 )

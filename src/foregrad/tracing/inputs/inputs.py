@@ -13,6 +13,7 @@ import torch
 from ..._torch.engine import is_tracing_functorch
 from ..._torch.fakes import FakeTensor, FakeTensorMode
 from ..._torch.levels import levels_off
+from ..._torch.ops import Args, Kwargs
 from ..._torch.stand_ins import become_parameter, is_stand_in
 from ..._torch.symbols import TracedInt, has_symbolic, is_ragged, is_symbolic, symbol_made
 from ..._torch.tensors import (
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 _TENSOR: Any = torch.Tensor
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments = tuple[Args, Kwargs]
 _FLOAT = TensorSpec((), (), torch.float64, torch.device("cpu"))
 
 

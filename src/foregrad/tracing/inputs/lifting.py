@@ -17,6 +17,7 @@ import torch
 from ..._torch.engine import TorchFunctionMode, dispatching_again, is_function_mode_on, single_threaded_backward
 from ..._torch.hooks import unless_cut
 from ..._torch.levels import bottom_of
+from ..._torch.ops import Args, Kwargs
 from ..._torch.patches import applied_function, is_capturing
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_inside_transform
@@ -38,7 +39,7 @@ class Overriding(Protocol):
     """The first to see torch functions, once the program has tensors of classes that override torch functions."""
 
     def torch_function(
-        self, mode: object, run: Callable[..., object], func: object, types: object, args: object, kwargs: object
+        self, mode: object, run: Callable[..., object], func: object, types: object, args: Args, kwargs: Kwargs
     ) -> Any:
         """The result of a torch function; `run(func, args, kwargs)` would compute it."""
 
@@ -58,14 +59,14 @@ class Lifting(TorchFunctionMode):
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
 
-    def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> Any:
+    def __torch_function__(self, func: object, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if held.pending:
             deliver()
         if self.overriding is not None:
-            return self.overriding.torch_function(self, self._run, func, types, args, kwargs)
-        return self._run(func, args, kwargs)
+            return self.overriding.torch_function(self, self._run, func, types, args, kwargs or {})
+        return self._run(func, args, kwargs or {})
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if func in _KEEP_REAL:
             return func(*args, **(kwargs or {}))
         answer = self.host.ask(func, args, kwargs)
@@ -100,7 +101,7 @@ class Lifting(TorchFunctionMode):
         with around, single_threaded_backward(), contextlib.nullcontext() if is_function_mode_on(self) else self:
             yield
 
-    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Args, Kwargs]:
         """The arguments, with a stand-in for each real tensor."""
         for arg in args:
             if not is_stand_in(arg) and isinstance(arg, (torch.Tensor, list, tuple, dict)):
@@ -151,7 +152,7 @@ class Lifting(TorchFunctionMode):
     def _address(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         raise UnsupportedError(f"the address of a tensor is read at {self.where()}: it differs in each call.")
 
-    def _hook(self, func: Callable[..., object], args: Any, kwargs: dict[str, object]) -> object:
+    def _hook(self, func: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
         hook = args[1] if len(args) > 1 else kwargs["hook"]
         handle = func(args[0], unless_cut(self.host.hook_instead(hook)))
         self.has_hooks = True
@@ -200,7 +201,7 @@ class Lifting(TorchFunctionMode):
         self.recorder.taken_as_data(result)
         return result
 
-    def _assign_data(self, func: Callable[..., object], args: Any, kwargs: dict[str, object]) -> object:
+    def _assign_data(self, func: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
         result = func(*args, **kwargs)
         self.recorder.replaced_by(args[0], args[1])
         return result
