@@ -414,7 +414,8 @@ class Dispatcher:
         if is_full:  # of objects that are gone
             reasons = self._why(args, kwargs)
         difference = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
-        place = None if difference is None else (difference.name, self.refusals.kind(args, kwargs))
+        grows = difference is not None and difference.name.startswith("len(")  # the kind of a call tells lengths
+        place = None if difference is None else (difference.name, grows or self.refusals.kind(args, kwargs))
         if difference is not None and self.graphs.in_a_row(place) >= self.config.single_use_limit - 1:
             return self.fallbacks.never_again(difference)
         self._tell(reasons)
@@ -442,7 +443,6 @@ class Dispatcher:
                 return None
             return self._without_graph(error)
         self.fallbacks.note_graph()
-        self._outer.only_written.update(of_python().only_written_by(specialization))
         self.graphs.add(specialization, place)
         return specialization
 
@@ -450,6 +450,8 @@ class Dispatcher:
         call, known = flatten_call(self.function, args, kwargs, objects=True), self._outer.unread
         if unread := [value for value, path in call.containers if known.get((path, type(value))) is False]:
             call = flatten_call(self.function, args, kwargs, objects=True, unread=unread)
+        for made in self.specializations:
+            self._outer.only_written.update(of_python().only_written_by(made))
         fills, written = self.fallbacks.may_fill, frozenset(self._outer.only_written)
         call = dataclasses.replace(call, fills_caches=fills, only_written=written, unread=known)
         try:
