@@ -443,6 +443,7 @@ class Dispatcher:
                 return None
             return self._without_graph(error)
         self.fallbacks.note_graph()
+        self._outer.only_written.update(of_python().only_written_by(specialization))
         self.graphs.add(specialization, place)
         return specialization
 

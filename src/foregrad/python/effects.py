@@ -237,6 +237,10 @@ Piece = tuple[str, str]
 """How the text of a value is made: conversion and specification, as in a format; or for a tensor `dtype@device`, and
 the end of the text.
 """
+Place = tuple[int, Any]
+"""A place that keeps text: a key of a table, by the table's id; or the `RESULT`."""
+RESULT: Place = 0, None
+NOTES = "_foregrad_notes"  # the only attribute of a container's stand-in
 Told = Callable[[Any], Any]
 """Gives a `Text` for a value whose text each call makes, any other value as it is."""
 

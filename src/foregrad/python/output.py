@@ -48,7 +48,7 @@ class ProgramOutput(Aspect):
         self.host, self.recorder = host, recorder
         self.stdout, self.filters = sys.stdout, warnings.filters
         facts = {} if host.learned is None else host.learned.facts
-        self.texts = Texts(facts.setdefault(ProgramOutput, set()))
+        self.texts = Texts(facts.setdefault(ProgramOutput, set()), recorder.origins.root)
         self.handlers: list[logging.Handler] = []  # the program's own, that were logged to
         self.is_of_backward: Callable[[FrameType, str], bool] = lambda frame, message: False  # each backward warns
 
@@ -63,6 +63,12 @@ class ProgramOutput(Aspect):
             numbers.texts = None
 
     def ran(self) -> None:
+        state = self.host.state
+        self.texts.take_from(state.changed)
+        if self.texts.refuse_read(self.host.reads) or self.texts.refuse_rest(but_result=True):
+            raise CaptureAgain
+
+    def returned(self, leaves: list[Any], paths: list[str]) -> None:
         if self.texts.refuse_rest():
             raise CaptureAgain
 
@@ -71,6 +77,8 @@ class ProgramOutput(Aspect):
 
     def finished(self, run: Finished) -> None:
         state = self.host.state
+        if self.texts.refuse_read(self.host.reads):
+            raise CaptureAgain
         if self.handlers and (shared := _shared(state, self.host.reads, self.handlers)):
             raise ProgramOutputError(
                 f"`{self.host.name}` logs, and code of a handler can get at {shared}, which the call reads or changes: "
