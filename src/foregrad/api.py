@@ -214,6 +214,8 @@ def compile(
     )
     if fn_or_module is None:
         return again
+    if isinstance(fn_or_module, (staticmethod, classmethod)):  # the decorators' order is no matter
+        return type(fn_or_module)(again(fn_or_module.__func__))
     compile_loaded = getattr(type(fn_or_module), "_foregrad_compile", None)  # an artifact is captured already
     if compile_loaded is not None:
         return compile_loaded(fn_or_module, backend, {"partition": partition, "memory_budget": memory_budget})
@@ -450,8 +452,13 @@ def check_arguments(
             f"foregrad.compile compiles a function or a module, and {target.__name__} is a class. Compile an object: "
             f"foregrad.compile({target.__name__}(...)), or put @foregrad.compile() above its forward"
         )
-    if target is not None and not callable(target) and getattr(type(target), "_foregrad_compile", None) is None:
+    takes_it = target is None or callable(target) or isinstance(target, classmethod)
+    if not takes_it and getattr(type(target), "_foregrad_compile", None) is None:
         raise TypeError(
             f"foregrad.compile compiles a function or a module, not {described(target)}. Write "
-            'foregrad.compile(model), or @foregrad.compile(backend="inductor") above a function'
+            + (
+                "@foregrad.compile() below @property"
+                if isinstance(target, property)
+                else 'foregrad.compile(model), or @foregrad.compile(backend="inductor") above a function'
+            )
         )

@@ -80,6 +80,23 @@ class Config:
     cache_limit: int = 1024
     """The size limit of the cache in MiB. Entries not used for the longest time are removed first."""
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            setting, kind = getattr(self, field.name), type(field.default)
+            if field.name == "on_unsupported":
+                is_right, said = setting in ("eager", "raise"), "'eager' or 'raise'"
+            elif field.name == "progress":
+                is_right, said = setting is None or isinstance(setting, bool), "True, False or None"
+            elif kind is int:
+                is_right, said = type(setting) is int and setting >= 0, "an integer from 0 on"
+            else:
+                is_right, said = isinstance(setting, kind), "True or False" if kind is bool else "text"
+            if not is_right:
+                raise ValueError(f"foregrad.config.{field.name} is {said}, not {setting!r}")
+
+
+_TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off", ""), False)
+
 
 def _from_environment() -> Config:
     values: dict[str, Any] = {}
@@ -87,17 +104,16 @@ def _from_environment() -> Config:
         text = os.environ.get(f"FOREGRAD_{field.name.upper()}")
         if text is None:
             continue
+        text = text.strip()
         if isinstance(field.default, bool) or field.name == "progress":
-            values[field.name] = text.strip().lower() in ("1", "true", "yes", "on")
-        elif isinstance(field.default, str):
-            values[field.name] = text.strip()
+            values[field.name] = _TRUTHS.get(text.lower(), text)
         else:
-            values[field.name] = int(text)
+            values[field.name] = int(text) if type(field.default) is int and text.isdigit() else text
     return Config(**values)
 
 
 class _Holder:
-    """The settings in force. Assigning a name that is no setting raises `AttributeError`."""
+    """The settings in force. A name that is no setting raises `AttributeError`, a wrong value `ValueError`."""
 
     def __init__(self, value: Config) -> None:
         object.__setattr__(self, "value", value)

@@ -96,6 +96,8 @@ def test_composite_operators_are_as_in_pytorchs_graph(name: str) -> None:
     with torch.no_grad():
         expected, other = theirs(kind().train(training), args, trace_joint=False, pre_dispatch=True)
     assert composites(graph) == composites(expected)
+    names = [[n.name for n in g.graph.nodes if "dropout" in n.name] for g in (graph, expected)]
+    assert names[0] == names[1]
     assert composites(graph)
     assert (signature.parameters, signature.buffers) == (other.parameters, other.buffers)
     assert len(signature.user_outputs) == len(other.user_outputs)
@@ -118,6 +120,32 @@ def test_the_graph_gives_eagers_values(name: str) -> None:
     buffers = dict(module.named_buffers())
     for one, buffer in zip(found[:updates], signature.buffers_to_mutate.values(), strict=True):
         torch.testing.assert_close(one, buffers[buffer], rtol=0, atol=0)
+
+
+class Dropped(nn.Module):
+    """`write` writes to the argument of a `dropout`, to the dropout's result, or to another tensor."""
+
+    def __init__(self, write: str) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = x.sin()
+        z = nn.functional.dropout(nn.functional.dropout(y[1:], 0.5, self.training).t(), 0.5, self.training)
+        {"argument": y, "result": z, "other": x.exp()}[self.write].mul_(2)
+        return y, z * 2
+
+
+@pytest.mark.parametrize(("write", "kept"), [("argument", 0), ("result", 0), ("other", 2)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_dropout_that_drops_nothing_stays_where_nobody_writes_to_its_memory(
+    write: str, kept: int, dynamic: bool
+) -> None:
+    module, x = Dropped(write).eval(), torch.randn(3, 4)
+    graph, _ = foregrad.aot_export_module(module, (x,), trace_joint=False, pre_dispatch=True, dynamic_shapes=dynamic)
+    assert len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.dropout.default)) == kept
+    for one, eager in zip(graph(x), module(x), strict=True):
+        torch.testing.assert_close(one, eager, rtol=0, atol=0)
 
 
 def test_sizes_may_vary() -> None:

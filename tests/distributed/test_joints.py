@@ -189,17 +189,31 @@ def test_what_a_program_notes_of_its_nodes_is_in_the_graphs_of_local_map(mesh):
         assert all(node.meta["custom"] == {"inside": 2} for node in called)
 
 
-def test_local_map_whose_derivative_needs_a_symbolic_size_is_refused_by_name(mesh):
-    """The sizes of the local parts are quotients of the symbols, and the derivative asks for a symbol."""
+def scaled(x):
+    return x.mean() * x.sin()
 
-    def scaled(x):
-        return x.mean() * x.sin()
 
-    module, x = Mapped(mesh, scaled), torch.randn(16, 8)
+def size_alone(x):
+    return x.mean() + torch.zeros(x.shape[0], 8)
+
+
+@pytest.mark.parametrize("function", [scaled, size_alone], ids=lambda f: f.__name__)
+def test_the_derivative_of_local_map_may_need_a_symbolic_size(mesh, function):
+    """The sizes of the local parts are quotients of the symbols. The halves are right for parts of any size."""
+    module, x = Mapped(mesh, function), torch.randn(16, 8)
     torch._dynamo.mark_dynamic(x, 0)
     with LocalMapWrappedHigherOrderVariable.enable(), operator.defer_inlining(), contextlib.ExitStack() as stack:
         graph = _dynamo_graph_capture_for_export(module)(x)
         _restore_state_dict(module, graph)
         fake = graph.meta["fake_mode"].from_tensor(x)
-        with pytest.raises(foregrad.errors.UnsupportedError, match=r"size"):
-            foregrad.aot_export_joint_with_descriptors(stack, graph, (fake,))
+        jd = foregrad.aot_export_joint_with_descriptors(stack, graph, (fake,))
+        nodes = operators(jd)
+        forward, backward = [node.target.__closure__[0].cell_contents for node in nodes]
+    assert all(isinstance(value, torch.Tensor) for node in nodes for value in node.meta["val"])
+    for rows in (4, 7):
+        part, tangent = torch.randn(rows, 8, requires_grad=True), torch.randn(rows, 8)
+        found, *saved = forward(part.detach())
+        expected = function(part)
+        torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0)
+        (gradient,) = torch.autograd.grad(expected, part, tangent)
+        torch.testing.assert_close(backward(*saved, tangent)[0], gradient)

@@ -263,3 +263,35 @@ def test_a_gradient_that_the_caller_sees_is_added_to_by_a_later_backward(functio
             result.sum().backward()
         seen.append(visible)
     assert torch.equal(*seen)
+
+
+def copied_whole(x):
+    kept = torch.empty(4)
+    kept.copy_(x)
+    return kept.abs()
+
+
+def copied_by_slice(x):
+    kept = torch.empty(4)
+    kept[:] = x
+    return kept * kept
+
+
+def copied_to_a_view(x):
+    kept = torch.empty(2, 2)
+    kept.view(4).copy_(x)
+    return kept.abs()
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("function", [copied_whole, copied_by_slice, copied_to_a_view])
+def test_an_argument_that_was_copied_may_change_before_the_backward(function, door):
+    def gradient(of):
+        x = torch.tensor([1.0, -2.0, 3.0, -4.0], requires_grad=True)
+        result = of(x)
+        with torch.no_grad():
+            x.mul_(-10)
+        result.sum().backward()
+        return x.grad
+
+    assert torch.equal(gradient(door(function)), gradient(function))

@@ -11,13 +11,9 @@ import torch
 
 import foregrad
 from foregrad.errors import ForegradWarning, TensorTextError
+from tests.programs import Table
 
-PROGRAMS = {}
-
-
-def program(f):
-    PROGRAMS[f.__name__] = f
-    return f
+program = PROGRAMS = Table()
 
 
 @program

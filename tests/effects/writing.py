@@ -3,12 +3,9 @@
 import torch
 from torch import nn
 
-PROGRAMS = {}
+from tests.programs import Table
 
-
-def case(make):
-    PROGRAMS[make.__name__] = make
-    return make
+case = PROGRAMS = Table()
 
 
 def T(*shape, g=True):

@@ -1,5 +1,7 @@
 """What `compile` says of arguments that mean something elsewhere."""
 
+import asyncio
+import functools
 import io
 import sys
 import time
@@ -21,6 +23,7 @@ from foregrad import phases
         ([nn.Linear(2, 2)], r"foregrad.compile\(model\)"),
         ("inductor", "backend='inductor'"),
         (nn.Linear, r"foregrad.compile\(Linear\(...\)\)"),
+        (property(len), "below @property"),
     ],
 )
 def test_what_is_no_function(target, says):
@@ -53,6 +56,98 @@ def test_values_that_are_none():
         foregrad.compile(torch.sin, dynamic="auto")
     with pytest.raises(ValueError, match="on_unsupported is"):
         foregrad.compile(torch.sin, on_unsupported="warn")
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "says"),
+    [
+        ("path_limit", "many", "an integer from 0 on, not 'many'"),
+        ("recompile_limit", -3, "an integer from 0 on"),
+        ("recompile_limit", True, "an integer from 0 on"),
+        ("check", "yes", "True or False"),
+        ("progress", "no", "True, False or None"),
+        ("on_unsupported", "rais", "'eager' or 'raise'"),
+        ("cache_dir", 3, "text"),
+    ],
+)
+def test_a_setting_refuses_a_wrong_value(name, wrong, says):
+    before = getattr(foregrad.config, name)
+    with pytest.raises(ValueError, match=f"foregrad.config.{name} is {says}"):
+        setattr(foregrad.config, name, wrong)
+    with pytest.raises(ValueError, match=name), foregrad.config.override(**{name: wrong}):
+        pass
+    assert getattr(foregrad.config, name) == before
+
+
+def test_variables_of_the_environment_are_settings(monkeypatch):
+    for name, text in [
+        ("CHECK", " On "),
+        ("BACKGROUND", "0"),
+        ("PROGRESS", ""),
+        ("PATH_LIMIT", " 7 "),
+        ("CACHE_DIR", "x"),
+    ]:
+        monkeypatch.setenv(f"FOREGRAD_{name}", text)
+    found = sys.modules["foregrad.config"]._from_environment()
+    assert (found.check, found.background, found.progress, found.path_limit, found.cache_dir) == (
+        True,
+        False,
+        False,
+        7,
+        "x",
+    )
+    for name, text in [("CHECK", "maybe"), ("PATH_LIMIT", "many"), ("PATH_LIMIT", "-1"), ("ON_UNSUPPORTED", "rais")]:
+        with monkeypatch.context() as wrong, pytest.raises(ValueError, match=f"{name.lower()} is .*, not '{text}'"):
+            wrong.setenv(f"FOREGRAD_{name}", text)
+            sys.modules["foregrad.config"]._from_environment()
+
+
+class Methods:
+    factor = 3
+
+    @foregrad.compile(backend="eager")
+    @staticmethod
+    def of_none(x):
+        return x * 2
+
+    @foregrad.compile(backend="eager")
+    @classmethod
+    def of_the_class(cls, x):
+        return x * cls.factor
+
+
+def test_the_order_of_decorators_of_methods_is_no_matter():
+    x = torch.ones(2, requires_grad=True)
+    for owner in (Methods, Methods()):
+        assert torch.equal(owner.of_none(x), x * 2)
+        assert torch.equal(owner.of_the_class(x), x * 3)
+    assert len(foregrad.explain_recompiles(Methods.of_none)) == 1
+
+
+def items(x):
+    for i in range(3):
+        yield x * i
+
+
+async def awaited(x):
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda compiled, x: list(compiled(items)(x)), "`out` is a generator: its code runs after the call"),
+        (lambda compiled, x: [asyncio.run(compiled(awaited)(x))], "`out` is a coroutine: its code runs after the call"),
+        (lambda compiled, x: list(compiled(lambda x: map(torch.sin, [x]))(x)), "`out` is a map: its code runs after"),
+        (lambda compiled, x: [compiled(sum)(y * 2 for y in [x, x])], r"is a generator: it gives each item once"),
+        (lambda compiled, x: [compiled(next)(iter([x]))], r"is a list iterator: it gives each item once. Pass a list"),
+    ],
+)
+def test_what_runs_later_is_eager_and_the_warning_says_why(call, says):
+    x = torch.arange(3.0)
+    with pytest.warns(foregrad.errors.ForegradWarning, match=says):
+        found = call(functools.partial(foregrad.compile, backend="eager", on_unsupported="eager"), x)
+    assert all(map(torch.equal, found, call(lambda function: function, x)))
 
 
 def test_a_slow_compilation_is_said_on_a_terminal(monkeypatch):

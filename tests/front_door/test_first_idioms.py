@@ -1,8 +1,4 @@
-"""The three idioms that a newcomer brings make at most as many graphs as under PyTorch's own compiler.
-
-A printed number is the exception: the first graph takes it for a constant, and the second serves all later calls.
-PyTorch breaks the graph at the number, and runs the rest in Python.
-"""
+"""The idioms that a newcomer brings make at most as many graphs as under PyTorch's own compiler."""
 
 from __future__ import annotations
 
@@ -68,9 +64,35 @@ def a_loss_that_is_printed():
     return loss, calls
 
 
+def a_loss_that_is_read():
+    """Summed up, compared, returned, listed: all of a training loop's ways with a number."""
+    model, losses = nn.Linear(8, 1), []
+
+    def loss(x, best):
+        found = model(x).square().mean()
+        number = found.item()
+        if number != number:
+            raise ValueError("the loss is no number")
+        losses.append(number)
+        return found, min(best, number)
+
+    def calls(step):
+        for _ in range(5):
+            step(torch.randn(4, 8), 1e9)[0].backward()
+
+    return loss, calls
+
+
 @pytest.mark.filterwarnings("ignore")  # Dynamo's, of graph breaks
 @pytest.mark.parametrize(
-    "idiom", [a_call_that_fills_a_cache, views_of_one_batch, attention_of_one_tensor, a_loss_that_is_printed]
+    "idiom",
+    [
+        a_call_that_fills_a_cache,
+        views_of_one_batch,
+        attention_of_one_tensor,
+        a_loss_that_is_printed,
+        a_loss_that_is_read,
+    ],
 )
 def test_an_idiom_makes_at_most_pytorchs_graphs(idiom):
     torch._dynamo.reset()
@@ -82,6 +104,6 @@ def test_an_idiom_makes_at_most_pytorchs_graphs(idiom):
         calls(ours)
         calls(theirs)
     found = foregrad.explain_recompiles(ours)
-    assert len(found) <= counter.frame_count + (idiom is a_loss_that_is_printed)
+    assert len(found) <= counter.frame_count
     assert len(found) <= 2
     assert found.eager_calls <= (idiom is a_call_that_fills_a_cache)  # the one call that fills the cache

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from tests.functions.table import Table, rnd
+from tests.functions.outcome import rnd
+from tests.programs import Table
 
 program = Table()
 

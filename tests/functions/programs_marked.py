@@ -7,8 +7,9 @@ import torch
 from torch.autograd import Function
 from torch.utils import checkpoint as cp
 
+from tests.functions.outcome import f, rnd
 from tests.functions.programs_saved import Saved
-from tests.functions.table import Table, f, rnd
+from tests.programs import Table
 
 program = Table()
 

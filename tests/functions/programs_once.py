@@ -8,8 +8,9 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from tests.functions.outcome import f, rnd
 from tests.functions.programs_saved import Saved
-from tests.functions.table import Table, f, rnd
+from tests.programs import Table
 
 program = Table()
 

@@ -12,7 +12,7 @@ from foregrad.dispatch.explain import OneWarning
 from foregrad.errors import UnsupportedSideEffectError
 from tests.dynamo.installed import make_known
 from tests.functions import programs_identity, programs_marked, programs_once, programs_saved, programs_solvers
-from tests.functions.table import difference, outcome
+from tests.functions.outcome import difference, outcome
 
 PARTS = (programs_saved, programs_solvers, programs_marked, programs_identity, programs_once)
 PROGRAMS = {name: make for part in PARTS for name, make in part.program.items()}

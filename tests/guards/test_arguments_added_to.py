@@ -9,19 +9,10 @@ import torch
 
 import foregrad
 from foregrad.errors import ForegradWarning
+from tests.programs import Table, compiled_alike
 
 CALLS = 12
-ADDING, READING = {}, {}
-
-
-def adds(function):
-    ADDING[function.__name__] = function
-    return function
-
-
-def reads(function):
-    READING[function.__name__] = function
-    return function
+adds, reads = ADDING, READING = Table(), Table()
 
 
 @adds
@@ -154,19 +145,13 @@ def count(compiled):
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", ADDING)
 def test_a_list_that_is_added_to_needs_no_graph_for_each_length(name, grad):
-    function = ADDING[name]
-    compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
-    assert called(compiled, ["begun"], grad=grad) == called(function, ["begun"], grad=grad)
+    compiled = compiled_alike(ADDING[name], lambda f: called(f, ["begun"], grad=grad))
     assert count(compiled) <= 2
 
 
 @pytest.mark.parametrize("name", READING)
 def test_a_list_that_is_read_after_all_is_guarded(name):
-    function = READING[name]
-    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ForegradWarning)
-        assert called(compiled, [torch.ones(3)]) == called(function, [torch.ones(3)])
+    compiled_alike(READING[name], lambda f: called(f, [torch.ones(3)]), on_unsupported="eager")
 
 
 def test_a_list_that_each_call_reads_and_adds_to_is_eager_by_name_after_some_graphs():

@@ -22,14 +22,9 @@ import torch
 from torch import nn
 
 import foregrad
+from tests.programs import Table
 
-PROGRAMS = {}
-
-
-def program(make):
-    """`make()` gives a function of one tensor and changes to make between calls of it."""
-    PROGRAMS[make.__name__] = make
-    return make
+program = PROGRAMS = Table()  # of makers: of a function of one tensor, and of changes to make between its calls
 
 
 class Thing:

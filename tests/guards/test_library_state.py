@@ -30,16 +30,12 @@ import torch.utils.checkpoint
 from torch import nn
 
 import foregrad
+from tests.programs import Table
 
-PROGRAMS = {}
+# Of makers with `put`: of a function of one tensor, and of changes to make between its calls; `put` is undone.
+program = PROGRAMS = Table()
 NOTHING = object()
 DECIMALS = ("capitals", 0, 1), ("prec", 9, 28)
-
-
-def program(make):
-    """`make(put)` gives a function of one tensor and changes to make between calls; `put` is undone afterwards."""
-    PROGRAMS[make.__name__] = make
-    return make
 
 
 class Put:

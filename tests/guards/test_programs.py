@@ -22,19 +22,14 @@ import torch
 from torch import nn
 
 import foregrad
+from tests.programs import Table
 
-PROGRAMS = {}
+program = PROGRAMS = Table()  # of makers: of a function of one tensor, and of changes to make between its calls
 GAIN = 2
 VARIABLE = contextvars.ContextVar("VARIABLE", default=2)
 SETTINGS = types.ModuleType("tests_guards_settings")
 sys.modules[SETTINGS.__name__] = SETTINGS
 exec("scale = 2\nweight = None\ndef scaled(x):\n    return x * scale", vars(SETTINGS))
-
-
-def program(make):
-    """`make()` gives a function of one tensor and changes to make between calls of it."""
-    PROGRAMS[make.__name__] = make
-    return make
 
 
 class Thing:

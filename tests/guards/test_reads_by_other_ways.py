@@ -20,13 +20,9 @@ import pytest
 import torch
 
 import foregrad
+from tests.programs import Table
 
-PROGRAMS = {}
-
-
-def program(make):
-    PROGRAMS[make.__name__] = make
-    return make
+program = PROGRAMS = Table()
 
 
 @program

@@ -19,13 +19,9 @@ import torch
 
 import foregrad
 from foregrad.errors import ForegradWarning
+from tests.programs import Table
 
-PROGRAMS = {}
-
-
-def program(make):
-    PROGRAMS[make.__name__] = make
-    return make
+program = PROGRAMS = Table()
 
 
 class Special:

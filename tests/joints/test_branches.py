@@ -1,4 +1,4 @@
-"""`torch.cond` and `torch.while_loop` as operators of exported graphs: values and gradients of both branches are eager's."""
+"""`torch.cond`, `while_loop`, `scan` and `map` as operators of exported graphs: values and gradients are eager's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._functorch.aot_autograd import aot_export_module as theirs
+from torch._higher_order_ops.map import map as map_
+from torch._higher_order_ops.scan import scan
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import foregrad
 
-COND = torch.ops.higher_order.cond
+COND, SCAN, MAP = (getattr(torch.ops.higher_order, name) for name in ("cond", "scan", "map_impl"))
 SIGNS = (1.0, -1.0)
 
 
@@ -269,6 +273,105 @@ def test_a_loop_is_one_operator() -> None:
         same(found, (x.t() if steps % 2 else x) * 2**steps)
 
 
+def test_a_loop_that_carries_a_tensor_twice_has_an_operand_for_each() -> None:
+    def f(m: Any, s: torch.Tensor, x: torch.Tensor) -> Any:
+        return torch.while_loop(lambda a, b: a.sum() < s, lambda a, b: (a + b, b * 1), (x, x))
+
+    x = torch.ones(3)
+    graph, _ = foregrad.aot_export_module(Program(f), (torch.tensor(10.0), x), trace_joint=False)
+    first, second = graph(torch.ones(3, 3), torch.ones(3), torch.tensor(10.0), x)
+    same(first, x * 4)
+    same(second, x)
+
+
+STEPS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
+    "scan": lambda m, s, x: scan(lambda c, a: (c + a * m.b, c * a), s.expand(3) * 1, x),
+    "several": lambda m, s, x: scan(
+        lambda c, a: ({"n": c["n"] + 1, "c": a["x"] @ m.w}, (c["c"] * 1, a["y"].sum())),
+        {"n": s, "c": m.b},
+        {"x": x, "y": x.t()},
+        dim=1,
+    ),
+    "reversed": lambda m, s, x: scan(lambda c, a: (c * a, c + 1), m.b, x, dim=1, reverse=True),
+    "carried twice": lambda m, s, x: scan(lambda c, a: ((c[0] + a, c[1] * a), c[0] - c[1]), (m.b, m.b), x),
+    "reads the whole": lambda m, s, x: scan(lambda c, a: (c + x.sum(0) * a, a * 1), m.b, x),
+    "map": lambda m, s, x: map_(lambda a, w: (a.sin() @ w, a.view(1, 3) + 1), x, m.w),
+    "of two": lambda m, s, x: map_(lambda a: a["p"] * a["q"] + m.b, {"p": x, "q": x.t().exp()}),
+    "in a branch": lambda m, s, x: torch.cond(s > 0, lambda x: map_(lambda a: a * m.b, x), lambda x: x * 1, (x,)),
+    "a branch inside": lambda m, s, x: map_(lambda a: torch.cond(a.sum() > 0, torch.sin, torch.cos, (a,)), x),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_scan_and_map_are_one_operator_where_nothing_is_differentiated(name: str) -> None:
+    """With results in the program's containers. A slice has the strides that it has in eager."""
+    module, s, x = Program(STEPS[name]), torch.tensor(1.0), torch.randn(3, 3)
+    graph, _ = foregrad.aot_export_module(module, (s, x), trace_joint=False)
+    kept = [n for part in graph.modules() for n in part.graph.nodes if n.target in (SCAN, MAP)]
+    assert len(kept) == 1
+    assert len([n for n in graph.graph.nodes if n.op == "call_function"]) < 12
+    with torch.no_grad():
+        expected = torch.utils._pytree.tree_leaves(module(s, x))
+        found = graph(module.w, module.b, s, x)
+    assert [one.stride() for one in found] == [other.stride() for other in expected]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["scan", "of two"])
+def test_scan_and_map_stand_in_the_graph_as_in_pytorchs(name: str) -> None:
+    """With equal groups of operands, and a graph of equal operators."""
+    module, example = Program(STEPS[name]), (torch.tensor(1.0), torch.randn(3, 3))
+    found, _ = foregrad.aot_export_module(module, example, trace_joint=False)
+    torch._dynamo.reset()  # in later compilations PyTorch's operators have numbers of containers as operands
+    with torch.no_grad():
+        expected, _ = theirs(module, example, trace_joint=False)
+    said = []
+    for graph in (found, expected):
+        (node,) = [n for n in graph.graph.nodes if n.target in (SCAN, MAP)]
+        body = graph.get_submodule(node.args[0].target).graph
+        groups = [(type(group).__name__, len(group)) for group in node.args[1:]]
+        said.append((str(node.args[0].target), groups, [str(n.target) for n in body.nodes]))
+    assert said[0] == said[1]
+
+
+STEPS_OF_PARAMETERS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "scan": lambda m, x: scan(lambda c, a: (c + a @ m.w, c * a), m.b, x),
+    "map": lambda m, x: map_(lambda a: a.sin() @ m.w, x),
+}
+
+
+@pytest.mark.parametrize("function", STEPS_OF_PARAMETERS.values(), ids=STEPS_OF_PARAMETERS)
+def test_steps_that_are_differentiated_are_in_the_graph(function: Callable[..., Any]) -> None:
+    def loss(m: Any, s: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return sum((r.square() * s).sum() for r in torch.utils._pytree.tree_leaves(function(m, x)))
+
+    module, s, x = Program(loss), torch.tensor(2.0), torch.randn(3, 3)
+    graph, _ = foregrad.aot_export_module(module, (s, x), trace_joint=True, output_loss_index=0)
+    assert not [n for n in graph.graph.nodes if n.target in (SCAN, MAP)]
+    found, gradient = graph(module.w, module.b, s, x)
+    compiled = foregrad.compile(module, backend="eager")(s, x)[0]
+    same(found, compiled)
+    same(gradient, torch.autograd.grad(compiled, module.w)[0])
+
+
+def test_the_number_of_steps_may_vary_and_random_steps_draw_in_each_call() -> None:
+    def f(m: Any, s: torch.Tensor, x: torch.Tensor) -> Any:
+        return scan(lambda c, a: (c + a, c * a + torch.rand_like(a)), s.expand(3) * 1, x)
+
+    module = Program(f)
+    graph, _ = foregrad.aot_export_module(
+        module, (torch.ones(()), torch.ones(4, 3)), trace_joint=False, dynamic_shapes=True
+    )
+    for steps in (2, 7):
+        x = torch.randn(steps, 3)
+        torch.manual_seed(1)
+        found = graph(module.w, module.b, torch.ones(()), x)
+        torch.manual_seed(1)
+        for one, other in zip(found, f(module, torch.ones(()), x), strict=True):
+            same(one, other)
+
+
 class Keeps:
     """An object of the program's."""
 
@@ -305,6 +408,29 @@ def test_a_function_that_no_graph_holds_is_refused_by_name(name: str) -> None:
         foregrad.aot_export_module(module, example, trace_joint=True, output_loss_index=0)
 
 
+@pytest.mark.parametrize("name", ["cond", "scan", "map"])
+def test_a_graph_with_the_operator_is_traced_again_on_fakes(name: str) -> None:
+    """As tools that shard the graph do, within the stack."""
+    kept = {**STEPS, "cond": lambda m, s, x: torch.cond(s > 0, lambda x: x @ m.w, torch.sin, (x,))}
+    module, example = Program(kept[name]), (torch.ones(()), torch.ones(3, 3))
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        jd = foregrad.aot_export_joint_with_descriptors(stack, module, example)
+        again = make_fx(torch.fx.Interpreter(jd.graph_module).run)(*jd.inputs)
+    targets = [[n.target for n in g.graph.nodes if n.op == "call_function"] for g in (jd.graph_module, again)]
+    assert set(targets[0]) == set(targets[1])
+
+
+@pytest.mark.parametrize("function", STEPS_OF_PARAMETERS.values(), ids=STEPS_OF_PARAMETERS)
+def test_steps_stand_in_a_graph_above_autograd(function: Callable[..., Any]) -> None:
+    module, example = Program(lambda m, s, x: function(m, x)), (torch.tensor(1.0), torch.randn(3, 3))
+    graph, _ = foregrad.aot_export_module(module, example, trace_joint=False, pre_dispatch=True)
+    assert [n for n in graph.graph.nodes if n.target in (SCAN, MAP)]
+    with torch.no_grad():
+        expected = torch.utils._pytree.tree_leaves(module(*example))
+        for one, other in zip(graph(module.w, module.b, *example), expected, strict=True):
+            same(one, other)
+
+
 def test_a_tensor_made_inside_is_not_used_outside() -> None:
     def f(m: Any, s: torch.Tensor, x: torch.Tensor) -> Any:
         left: list[torch.Tensor] = []
@@ -326,6 +452,57 @@ def test_compiled_functions_still_take_the_branch_alone() -> None:
     same(compiled(torch.tensor(-1.0), x), x.cos())
     joint = foregrad.capture(lambda s, x: torch.cond(s > 0, torch.sin, torch.cos, (x,)), torch.ones(()), x)
     assert not is_cond(joint.module)
+
+
+def frees(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """As FSDP's graphs do with gathered parameters."""
+    torch.ops.inductor.resize_storage_bytes_(y, 0)
+    return (x * 2,)
+
+
+class Frees(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return frees(x, y)
+
+
+DOORS: dict[str, Callable[..., Any]] = {
+    "aot_function": lambda *given: foregrad.aot_function(frees, foregrad.nop)(*given),
+    "aot_module": lambda *given: foregrad.aot_module(Frees(), foregrad.nop)(*given),
+    "aot_module_simplified": lambda *given: foregrad.aot_module_simplified(Frees(), given, foregrad.nop),
+    "aot_export_module": lambda *given: foregrad.aot_export_module(Frees(), given, trace_joint=False),
+    "aot_export_joint_simple": lambda *given: foregrad.aot_export_joint_simple(frees, given, trace_joint=False),
+    "descriptors": lambda *given: foregrad.aot_export_joint_with_descriptors(contextlib.ExitStack(), Frees(), given),
+    "capture": lambda *given: foregrad.capture(frees, *given),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_operator_that_frees_memory_is_refused_by_name(door: str) -> None:
+    """PyTorch's graph of memory that is allocated, filled, used and freed again ends the process when it runs."""
+    import torch._inductor.inductor_prims
+
+    given = torch.ones(3), torch.ones(3)
+    with pytest.raises(foregrad.errors.UnsupportedOpError, match=r"resize_storage_bytes_.*in frees"):
+        DOORS[door](*given)
+    assert given[1].untyped_storage().nbytes() == 12
+
+
+def test_memory_is_freed_where_the_call_runs_eagerly_by_name() -> None:
+    import torch._inductor.inductor_prims
+
+    def stored(x: torch.Tensor, y: torch.Tensor) -> Any:
+        y.untyped_storage().resize_(0)
+        return (x * 2,)
+
+    for function in (frees, stored):
+        for compiled in (
+            foregrad.compile(function, backend="eager", on_unsupported="eager"),
+            torch.compile(function, backend="foregrad", options={"backend": "eager", "on_unsupported": "eager"}),
+        ):
+            x, y = torch.ones(3), torch.ones(3)
+            with pytest.warns(foregrad.errors.ForegradWarning, match="resize_"):
+                same(compiled(x, y)[0], x * 2)
+            assert y.untyped_storage().nbytes() == 0
 
 
 def test_freeing_memory_is_refused_by_name_at_each_door() -> None:

@@ -176,6 +176,32 @@ def test_sizes_of_fakes_may_be_symbolic():
         assert_same(run(*held_by(module), x), module(x))
 
 
+def test_the_size_of_a_fake_may_be_a_part_of_a_symbolic_size():
+    """A derivative reads it off the argument, which has no size that is the symbol."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+
+        def forward(self, x):
+            return (x * self.weight).mean() * x.reshape(2 * x.shape[0], 2)
+
+    mode = torch._subclasses.FakeTensorMode(shape_env=ShapeEnv())
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    whole = mode.from_tensor(torch.ones(20, 4), symbolic_context=context)
+    with mode:
+        part = torch.empty(whole.shape[0] // 4, 4)
+    module = Scaled()
+    _, run = exported(module, (part,))
+    for rows in (2, 7):
+        x = torch.randn(rows, 4)
+        results = run(*held_by(module), x), module(x)
+        assert_same(*results)
+        assert_same(*[torch.autograd.grad(result.square().sum(), module.weight) for result in results])
+
+
 def test_what_one_graph_cannot_say_is_refused_by_name():
     class Branching(nn.Module):
         def forward(self, x):

@@ -366,8 +366,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "windows of a tensor are written, each element several times",
+    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(6).requires_grad_() * 1, torch.randn(4, 3).requires_grad_())
@@ -381,8 +382,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "columns are added to columns that they overlap",
+    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(3, 4),)
@@ -394,8 +396,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "one tensor twice in a list that is written",
+    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(4), torch.randn(4))
@@ -407,8 +410,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "one row of an expanded tensor is masked",
+    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(1, 3).expand(2, 3),)
@@ -422,7 +426,7 @@ def f(x0):
 
 refusal(
     "a detached tensor that overlaps itself gets a history",
-    "goes past the edges",
+    "the order of its kernel",
     """
 def make_args():
     a0 = torch.randn(6, requires_grad=True)
@@ -451,7 +455,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a write by strides reaches memory that no argument has",
-    "goes past the edges of its source",
+    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(4, 3)[1:-1],)
@@ -479,8 +483,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "complex numbers are multiplied in place",
+    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(2, 2, dtype=torch.complex64),)

@@ -77,8 +77,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "an argument with gaps is scattered into itself",
+    "the order of its kernel",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float64)).detach().requires_grad_() * 1
@@ -413,3 +414,37 @@ def f(x0, x1, x2):
         return {returned}
 """,
             )
+
+for marks in ("x0 x1", "x1 x0", "x0 x1 -x1", "x0 x1 -x1 x1", "x0 -x0 x1"):
+    for taken in ("a0.view(4)", "a0.t()", "a0[1]", "a0.detach()"):
+        for returned in ("x1 * 2", "x1.chunk(2)", "x0 * 3, x1 * 2"):
+            lines = [f"{m.strip('-')}.requires_grad_({not m.startswith('-')})" for m in marks.split()]
+            regression(
+                f"a view is marked beside its base: {marks}, {taken}, {returned}",
+                f"""
+def make_args():
+    a0 = torch.randn((2, 2))
+    return (a0, {taken})
+
+
+def f(x0, x1):
+    {chr(10).join(lines).replace(chr(10), chr(10) + "    ")}
+    return {returned}
+""",
+            )
+
+for given in ("a0.detach().requires_grad_()", "a0.data.requires_grad_()", "torch.randn((4,)).requires_grad_()"):
+    for copied in ("x0.copy_(x1)", "x0[:] = x1", "x0.view(2, 2)[:] = x1.view(2, 2)", "x0.data.copy_(x1)"):
+        regression(
+            f"a copy of an argument is saved, not the argument: {given}, {copied}",
+            f"""
+def make_args():
+    a0 = torch.randn((4,))
+    return (a0, {given})
+
+
+def f(x0, x1):
+    {copied}
+    return x0.abs()
+""",
+        )

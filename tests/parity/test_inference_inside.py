@@ -8,13 +8,9 @@ import pytest
 import torch
 
 import foregrad
+from tests.programs import Table
 
-PROGRAMS = {}
-
-
-def program(f):
-    PROGRAMS[f.__name__] = f
-    return f
+program = PROGRAMS = Table()
 
 
 @program

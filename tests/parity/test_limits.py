@@ -41,6 +41,17 @@ PROGRAMS = [
         ["y = x.clone()", "size = y.nbytes", "y.untyped_storage().resize_(0)", "y.untyped_storage().resize_(size)"],
         2,
     ),
+    (
+        "`torch.ops.inductor.resize_storage_bytes_`",
+        "torch.randn(6),",
+        [
+            "import torch._inductor.inductor_prims",
+            "y = x.clone()",
+            "torch.ops.inductor.resize_storage_bytes_(y, 0)",
+            "torch.ops.inductor.resize_storage_bytes_(y, 24)",
+        ],
+        2,
+    ),
     ("`x.is_set_to(y)` asks", f"{LEAF}, {LEAF}", ["return x * 2 if x.is_set_to(v) else v * 3"], 0),
     (
         "`.data = ...` on a view",
@@ -74,16 +85,16 @@ PROGRAMS = [
     ),
     ("`resize_` makes a tensor larger", "torch.randn(6),", ["y = x * 2", "z = y[1:]", "y.resize_(9)", "return z"], 2),
     (
-        "one `_foreach_` call writes to a view",
+        "one operator writes an element twice",
         f"({LEAF} * 1)[0],",
         ["torch._foreach_add_([x, x], [x, x])"],
         0,
     ),
     (
-        "one `_foreach_` call writes to a view",
-        f"{LEAF} * 1,",
-        ["v = x[0]", "torch._foreach_add_([v, v], [v, v])", "return v"],
-        1,
+        "one operator writes an element twice",
+        "torch.randn(2, 3),",
+        ["x[:, 1:] = x[:, :-1]"],
+        0,
     ),
     (
         "memory is detached",

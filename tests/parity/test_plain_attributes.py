@@ -10,6 +10,7 @@ import torch
 import foregrad
 from foregrad.errors import UnsupportedSideEffectError
 from tests.parity.oracle import check
+from tests.programs import Table
 
 HIDDEN = {"constant", "fake_mode", "fake_device", "real_tensor", "pytype", "_is_param", "item_memo"}
 # Names of a fake's own, one that both have, one that neither has.
@@ -40,12 +41,7 @@ def test_attributes_are_those_of_a_plain_tensor(how, tensor):
         assert torch.equal(foregrad.compile(function, backend="eager")(x), function(x)), name
 
 
-PROGRAMS = {}
-
-
-def stored(f):
-    PROGRAMS[f.__name__] = f
-    return f
+stored = PROGRAMS = Table()
 
 
 @stored

@@ -11,13 +11,9 @@ from torch import nn
 
 import foregrad
 from tests.parity.oracle import check
+from tests.programs import Table
 
-PROGRAMS = {}
-
-
-def program(f):
-    PROGRAMS[f.__name__] = f
-    return f
+program = PROGRAMS = Table()
 
 
 @program

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import logging
 import warnings
 
 import pytest
@@ -146,3 +148,32 @@ def test_a_capture_leaves_the_plain_results_of_plain_arguments():
     function(1), function(4)
     CACHE.put_back(function, left_in_cache(function, before))
     assert list(results_of(function)[1].values()) == [1]
+
+
+LOGGER = logging.getLogger("tests.python.cached_functions")
+
+
+@pytest.mark.parametrize("maxsize", [None, 8])
+def test_a_method_that_a_library_gave_to_loggers_warns_once(tmp_path, monkeypatch, caplog, maxsize):
+    """As `warning_once` of transformers: only a class of the standard library leads to the function with the cache."""
+    (tmp_path / "gives_loggers_a_method.py").write_text(
+        f"import functools\n@functools.lru_cache({maxsize})\ndef warn_once(self, text):\n    self.warning(text)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(
+        logging.Logger, "warn_once", importlib.import_module("gives_loggers_a_method").warn_once, raising=False
+    )
+
+    def warns(x):
+        LOGGER.warn_once("unusual sizes")
+        return x * 2
+
+    for door in (
+        foregrad.compile(warns, backend="eager"),
+        torch.compile(warns, backend="foregrad", options={"backend": "eager"}),
+    ):
+        logging.Logger.warn_once.cache_clear()
+        caplog.clear()
+        for _ in range(3):
+            assert torch.equal(door(torch.ones(2)), torch.ones(2) * 2)
+        assert caplog.messages == ["unusual sizes"]

@@ -3,27 +3,17 @@
 import contextlib
 import io
 import types
-import warnings
 
 import pytest
 import torch
 
 import foregrad
-from foregrad.errors import ForegradWarning
+from tests.programs import Table, compiled_alike
 
 CALLS = 14
 STATE = types.SimpleNamespace(step=0, log=[], seen=set(), history={"names": []}, recent=None, status="")
-COMPILED, EAGER, TABLE = {}, {}, {}
-
-
-def compiles(function):
-    COMPILED[function.__name__] = function
-    return function
-
-
-def is_eager(function):
-    EAGER[function.__name__] = function
-    return function
+TABLE = {}
+compiles, is_eager = COMPILED, EAGER = Table(), Table()
 
 
 @compiles
@@ -307,19 +297,13 @@ def told(function, *, grad=False):
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", COMPILED)
 def test_text_of_numbers_that_is_kept_needs_few_graphs(name, grad):
-    function = COMPILED[name]
-    compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
-    assert told(compiled, grad=grad) == told(function, grad=grad)
+    compiled = compiled_alike(COMPILED[name], lambda f: told(f, grad=grad))
     assert len(compiled.foregrad.compilations) <= 4, "for the numbers 0 and 1, and for all"
 
 
 @pytest.mark.parametrize("name", EAGER)
 def test_text_that_is_looked_at_is_eagers(name):
-    function = EAGER[name]
-    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ForegradWarning)
-        assert told(compiled) == told(function)
+    compiled_alike(EAGER[name], told, on_unsupported="eager")
 
 
 def in_a_list_that_is_an_argument(x, step, log):

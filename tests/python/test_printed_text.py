@@ -10,19 +10,10 @@ import torch
 
 import foregrad
 from foregrad.errors import ForegradWarning
+from tests.programs import Table, compiled_alike
 
 LOGGER = logging.getLogger("tests.python.printed_text")
-COMPILED, EAGER = {}, {}
-
-
-def compiles(function):
-    COMPILED[function.__name__] = function
-    return function
-
-
-def is_eager(function):
-    EAGER[function.__name__] = function
-    return function
+compiles, is_eager = COMPILED, EAGER = Table(), Table()
 
 
 @compiles
@@ -189,21 +180,14 @@ VALUES = (0.5, 1.5, -2.5, 4.25)
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_step_that_says_the_text_of_its_loss_compiles(name, grad):
     step = _stepping(COMPILED[name])
-    compiled = foregrad.compile(step, backend="eager", on_unsupported="raise")
-    found, expected = _said(compiled, VALUES, grad=grad), _said(step, VALUES, grad=grad)
-    assert found == expected
-    assert expected[1] or name == "logs_below_the_level"
+    compiled = compiled_alike(step, lambda f: _said(f, VALUES, grad=grad))
+    assert _said(step, VALUES, grad=grad)[1] or name == "logs_below_the_level"
     assert len(compiled.foregrad.compilations) <= 2
 
 
 @pytest.mark.parametrize("name", EAGER)
 def test_text_that_is_looked_at_is_eagers(name):
-    step = _stepping(EAGER[name])
-    compiled = foregrad.compile(step, backend="eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ForegradWarning)
-        found, expected = _said(compiled, VALUES, grad=False), _said(step, VALUES, grad=False)
-    assert found == expected
+    compiled_alike(_stepping(EAGER[name]), lambda f: _said(f, VALUES, grad=False), on_unsupported="eager")
 
 
 def test_a_wrong_specification_raises_as_in_eager():

@@ -17,15 +17,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.programs import Table
 from tests.world.pieces import batches, gradients, mlp, numbers
 
-PROGRAMS = {}
+program = PROGRAMS = Table()
 S = types.SimpleNamespace()
-
-
-def program(function):
-    PROGRAMS[function.__name__] = function
-    return function
 
 
 @program

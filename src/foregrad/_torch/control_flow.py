@@ -4,8 +4,8 @@ While a function is captured, a branch is a Python `if` on a value and a loop is
 recorded, and its condition becomes one of the graph's decisions. As in eager, two things differ from a plain `if`. An
 operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only an unused branch closes
 over; and all results have a history if an operand has. (A module's parameters that only an unused branch closes over
-are no operands here: they have no gradient.) `flex_attention` stays one operator, and so do `cond` and `while_loop` in
-captures that keep them.
+are no operands here: they have no gradient.) `flex_attention` stays one operator, and so do `cond`, `while_loop`,
+`scan` and `map` in captures that keep them.
 
 Checked on torch 2.11.0, 2.13.0, 2.15.0.
 """
@@ -119,7 +119,7 @@ def _carried(condition: Any, body: Any, carried: Sequence[Any], others: Sequence
     return steps or [start], tree
 
 
-def _map(f: Any, xs: Sequence[torch.Tensor], pos_args: Sequence[Any] = ()) -> Any:
+def run_map(f: Any, xs: Sequence[torch.Tensor], pos_args: Sequence[Any] = ()) -> Any:
     count = len(xs)
 
     def run(*values: Any) -> Any:
@@ -136,7 +136,7 @@ def _map(f: Any, xs: Sequence[torch.Tensor], pos_args: Sequence[Any] = ()) -> An
     return connected(run, (*xs, *pos_args))
 
 
-def _scan(
+def run_scan(
     combine_fn: Any, init: Sequence[Any], xs: Sequence[torch.Tensor], additional_inputs: Sequence[Any] = ()
 ) -> Any:
     carries, count = len(init), len(init) + len(xs)
@@ -195,8 +195,8 @@ def _in_dtype(op: Any, output_dtype: torch.dtype, *args: Any) -> Any:
 
 
 MEANINGS: dict[str, Callable[..., Any]] = {
-    "map_impl": _map,
-    "scan": _scan,
+    "map_impl": run_map,
+    "scan": run_scan,
     "associative_scan": _associative_scan,
     "while_loop_stack_output": _stacked_loop,
     "invoke_quant": _called,
@@ -310,11 +310,12 @@ def _tracked(operands: tuple[Any, ...]) -> list[int]:
 
 COND = torch.ops.higher_order.cond
 WHILE_LOOP = torch.ops.higher_order.while_loop
+SCAN, MAP = torch.ops.higher_order.scan, torch.ops.higher_order.map_impl
 ATTENTION = torch.ops.higher_order.flex_attention
 BACKWARD = torch.ops.higher_order.flex_attention_backward
 
 # Compilers run operators under a fake mode, and its rules are looked up by the mode's class.
-for _operator in (ATTENTION, BACKWARD):
+for _operator in (ATTENTION, BACKWARD, COND, WHILE_LOOP, SCAN, MAP):
     _operator.python_key_table.setdefault(NewFakeMode, _operator.python_key_table[FakeTensorMode])
 
 # Positions among the backward's arguments.

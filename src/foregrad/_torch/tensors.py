@@ -156,11 +156,6 @@ def is_no_grad_view(tensor: torch.Tensor) -> bool:
     return bool(meta == torch._C._autograd.CreationMeta.NO_GRAD_MODE)
 
 
-def allow_writes(view: torch.Tensor) -> None:
-    """Allow in-place writes to a view made under no_grad."""
-    torch._C._autograd._set_creation_meta(view, torch._C._autograd.CreationMeta.DEFAULT)
-
-
 def copy_creation_meta(view: torch.Tensor, source: torch.Tensor) -> None:
     """Allow in-place writes to `view` exactly if they are allowed to `source`: views made under no_grad refuse them."""
     torch._C._autograd._set_creation_meta(view, torch._C._autograd._get_creation_meta(source))

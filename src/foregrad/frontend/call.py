@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,13 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import is_wrapper_subclass, storage_key
-from ..errors import EscapedTensorError, UnsupportedAliasError, UnsupportedLayoutError, UnsupportedTensorError
+from ..errors import (
+    EscapedTensorError,
+    UnknownLeafError,
+    UnsupportedAliasError,
+    UnsupportedLayoutError,
+    UnsupportedTensorError,
+)
 from ..graph.slots import Slot
 from ..graph.source import key_texts
 from .arrays import tensor_over
@@ -171,6 +178,10 @@ def flatten_call(
     `objects`: plain objects are taken apart, and containers keep their identity. `unread`: containers without items.
     """
     containers: tuple[object, ...] = ()
+    if inspect.iscoroutinefunction(function):  # not called: Python warns of a coroutine that nobody awaits
+        raise UnknownLeafError(
+            "output `out` is a coroutine: its code runs after the call. Compile the functions that it calls."
+        )
     if objects:
         opened = open_arguments(args, dict(kwargs), tensor_over, unread)
         leaves, tree, containers = opened.leaves, opened.tree, opened.containers

@@ -8,6 +8,7 @@ takes plain objects apart, and keeps the identity of containers.
 from __future__ import annotations
 
 import collections
+import collections.abc
 import dataclasses
 import enum
 import functools
@@ -23,7 +24,7 @@ from .._torch.ops import OPAQUE, is_opaque_value
 from .._torch.wrappers import is_wrapper
 from ..annexes import given
 from ..errors import UnknownLeafError
-from ..graph.source import key_text, key_texts
+from ..graph.source import a_name, key_text, key_texts
 from ..house import is_house_module
 from .arrays import is_array, is_number_of_numpy
 from .openings import Opening, Unwrap, Wrap, new_samples, wrap
@@ -454,6 +455,7 @@ def _contents(cell: Any) -> list[object]:
 
 
 _OBJECTS = (collections.OrderedDict, collections.defaultdict, collections.deque)  # registered by PyTorch
+_RUNS_LATER = (collections.abc.Iterator, collections.abc.Coroutine, collections.abc.AsyncIterator)
 _BY_VALUE = ("tuple", "namedtuple", "structseq", "weakref", "method", "partial")
 
 
@@ -473,6 +475,11 @@ def check_leaves(leaves: list[object], paths: list[str], what: str, others: tupl
         cls = leaf.__class__ if is_house_module(type(leaf).__module__) else type(leaf)  # the object behind a stand-in
         if is_array(leaf) and what == "output":
             raise UnknownLeafError(f"output `{path}` is an array of NumPy: return a tensor, or a list of numbers.")
+        if isinstance(leaf, _RUNS_LATER) and cls.__module__ in ("builtins", "itertools"):
+            remedy = "it gives each item once. Pass a list."
+            if what != "argument":
+                remedy = "its code runs after the call. Compile the functions that it calls, or return a list."
+            raise UnknownLeafError(f"{what} `{path}` is {a_name(cls.__name__.replace('_', ' '))}: {remedy}")
         raise UnknownLeafError(
             f"{what} `{path}` is of the class {cls.__module__}.{cls.__qualname__}: foregrad can't flatten it. "
             "Tensors, plain values, tuples, lists, dicts, and plain objects (attributes alone) can be flattened. If "

@@ -10,7 +10,8 @@ Known weakness: switches of grad mode are no nodes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from .._torch.engine import TorchFunctionMode, current_dispatch_mode, without_modes, without_torch_functions
 from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import is_higher_order
-from .._torch.nested import tensors_in
+from .._torch.nested import leaves, tensors_in
 from .._torch.ops import OpOverload
-from .._torch.tensors import is_inside_transform, share_memory
+from .._torch.tensors import is_inside_transform, share_memory, storage_key
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..frontend.tree import flatten
+from ..graph.meta import TensorSpec
 from ..tracing.tape.opinfo import op_info
 
 aten = torch.ops.aten
@@ -49,6 +51,8 @@ class WholeOperators(TorchFunctionMode):
         with without_torch_functions(), without_modes(None, recorder):
             out = recorder.kernels(func, args, kwargs)
             given = list(tensors_in((args, kwargs)))
+            if func is aten.dropout.default:
+                out = recorder.fakes_like(dataclasses.replace(TensorSpec.of(out), offset=0))
             if not any(share_memory(result, tensor) for result in tensors_in(out) for tensor in given):
                 is_random = op_info(func).is_random or "dropout" in func.name() or bool(kwargs.get("dropout_p"))
                 entry = recorder.entry(func, recorder.to_entries(args), recorder.to_entries(kwargs), is_random)
@@ -72,23 +76,52 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
 
     def on_tensors(*values: torch.Tensor) -> Any:
         given = iter(values[len(held) :])
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
-        args, kwargs = call.tree.unflatten(leaves)
+        filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
+        args, kwargs = call.tree.unflatten(filled)
         return functional_call(mod, dict(zip(held, values, strict=False)), tuple(args), kwargs)
 
     known = [*held.values(), *tensors]
     fakes = fake_mode_of(known)
     how: Any = "real" if fakes is not None else "symbolic" if dynamic else "fake"
-    with fakes or contextlib.nullcontext():
+    with fakes or contextlib.nullcontext(), torch.no_grad():
         graph = make_fx(on_tensors, tracing_mode=how, pre_dispatch=True)(*known)
     _check(graph)
     own = list(held.values())
 
     def above(*args: Any, **kwargs: Any) -> Any:
-        leaves, _ = flatten((args, kwargs))
-        return graph(*own, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
+        given, _ = flatten((args, kwargs))
+        return graph(*own, *(leaf for leaf in given if isinstance(leaf, torch.Tensor)))
 
     return above
+
+
+def _drop_identities(graph: fx.Graph) -> None:
+    """Put the argument in the place of a `dropout` that drops nothing, where its memory is written to.
+
+    Such a `dropout` gives its argument; the operator in a functional graph gives a new tensor.
+    """
+    identities = [n for n in graph.nodes if n.target is aten.dropout.default and not n.args[2]]
+    memory: dict[int, int] = {}  # by the memory of a result, in PyTorch's graph: that of the argument
+    for node in identities:
+        memory[_memory(node)] = memory.get(_memory(node.args[0]), _memory(node.args[0]))
+    written = {memory.get(key, key) for node in graph.nodes for key in map(_memory, _written_arguments(node))}
+    for node in identities:
+        if memory[_memory(node)] in written:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _memory(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return storage_key(value) if isinstance(value, torch.Tensor) else id(node)
+
+
+def _written_arguments(node: fx.Node) -> Iterator[fx.Node]:
+    info = op_info(node.target) if isinstance(node.target, OpOverload) else None
+    if info is not None:
+        given = dict(zip(info.argument_names, node.args, strict=False)) | node.kwargs
+        written = leaves([given.get(info.argument_names[position]) for position in info.writes])
+        yield from (leaf for leaf in written if isinstance(leaf, fx.Node))
 
 
 def _check(graph: fx.GraphModule) -> None:
@@ -110,4 +143,5 @@ def _check(graph: fx.GraphModule) -> None:
             of_sizes = home == "_operator" or name.startswith("sym_")
             if node.op == "call_function" and not (is_operator or of_sizes):
                 raise UnsupportedError(f"`{name}` is no operator of a graph above autograd: pass pre_dispatch=False")
+        _drop_identities(part.graph)
         part.recompile()

@@ -16,7 +16,8 @@ from .._torch.stand_ins import is_stand_in
 from ..descriptors import flat_outputs
 from ..errors import UnsupportedOpError
 from ..graph.meta import TensorSpec
-from ..partitioners import default_partition
+from ..partitioners.default import choose_default, divided
+from ..partitioners.index import JointIndex
 from ..tracing.aspect import Aspect, Row, aspect
 from .doors import aot_export_joint_with_descriptors
 from .layout import is_tensor
@@ -112,10 +113,10 @@ def halves(
         raise _unsupported("writes to its arguments")
     if joint.captured.joint.signature.is_inference:
         return _marked(joint.graph_module, kwargs, 0, "is_forward"), None, count, ()
-    forward, backward = default_partition(joint.graph_module, None, num_fwd_outputs=count)
+    index = JointIndex(joint.graph_module, count)
+    kept = [tensor for node in choose_default(index) for tensor in _tensors_behind(node)]
+    forward, backward = divided(index, list(dict.fromkeys(kept)))
     saved = flat_outputs(next(iter(reversed(forward.graph.nodes))))[count:]
-    if not all(is_tensor(node.meta["val"]) for node in saved):
-        raise _unsupported("keeps symbolic sizes for its backward")
     signature = joint.captured.joint.signature
     carry = [layout.position(signature.gradients.differentiable[position]) for position, _ in layout.tangents]
     placed = {
@@ -124,6 +125,15 @@ def halves(
     }
     backward = _marked(backward, {**kwargs, **placed}, len(saved), "is_backward")
     return _marked(forward, kwargs, len(saved), "is_forward"), backward, count, carry
+
+
+def _tensors_behind(node: fx.Node) -> Iterator[fx.Node]:
+    """A node, or the tensors that a symbolic size is read off: the operator returns tensors alone."""
+    if is_tensor(node.meta["val"]):
+        yield node
+    else:
+        for operand in node.all_input_nodes:
+            yield from _tensors_behind(operand)
 
 
 class _Separate(torch.nn.Module):

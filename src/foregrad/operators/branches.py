@@ -1,18 +1,19 @@
-"""`torch.cond` and `torch.while_loop` as operators of a graph, with a graph for each function that they take.
+"""`torch.cond`, `while_loop`, `scan` and `map` as operators of a graph, with a graph for each function that they take.
 
-As PyTorch's export gives them. Only captures with `Options.keeps_branches` do so; elsewhere both operators are Python.
+As PyTorch's export gives them. Only captures with `Options.keeps_branches` do so; elsewhere the operators are Python.
 
 A function runs once on stand-ins of the operands, and its entries leave the tape for a graph. A tensor from outside
 becomes an operand. The backward of a branch computes the branch again, from the operands.
 
-Known weaknesses: `while_loop` with gradients is Python, as elsewhere; a random number that a backward needs, a write to
-an operand, and a check of values inside are refused.
+Known weaknesses: `while_loop`, `scan` and `map` with gradients are Python, as elsewhere; a random number that a
+backward needs, a write to an operand, and a check of values inside are refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from torch import fx
 from torch.autograd.function import once_differentiable
 
-from .._torch.control_flow import COND, WHILE_LOOP, run_cond, run_while_loop
+from .._torch.control_flow import COND, MAP, SCAN, WHILE_LOOP, run_cond, run_map, run_scan, run_while_loop
 from .._torch.engine import TorchFunctionMode, without_torch_functions
 from .._torch.graphs import make_graph_module
 from .._torch.nested import flattened, mapped
@@ -224,7 +225,7 @@ class Branches:
         return tensor if is_stand_in(tensor) else self.recorder.adopt(tensor)
 
     def operators(self) -> Mapping[type, Callable[..., Any]]:
-        return {type(COND): self.cond, type(WHILE_LOOP): self.while_loop}
+        return {type(COND): self.cond, type(WHILE_LOOP): self.while_loop, type(SCAN): self.scan, type(MAP): self.map}
 
     def cond(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
         if not isinstance(pred, torch.Tensor):
@@ -247,7 +248,7 @@ class Branches:
             inner.graph(entries, inputs, outputs, name)
             for (entries, outputs), name in zip(parts, ("true_graph", "false_graph"), strict=True)
         ]
-        call = _CondCall(self.recorder, graphs, specs, any(e.has_effect for entries, _ in parts for e in entries))
+        call = _CondCall(self.recorder, graphs, specs, _have_effects(*both))
         carrying = [i for i in range(len(specs)) if any(one.results[i].requires_grad for one in both)]
         backward = _backward(inner, both, carrying, specs) if carrying else None
         inner.forget()
@@ -265,7 +266,7 @@ class Branches:
         count = len(flattened(tuple(carried_inputs))[0])
         if not all(isinstance(value, torch.Tensor) for value in given):
             return run_while_loop(cond_fn, body_fn, carried_inputs, additional_inputs)
-        inner = _InputsOfGraphs(self, "torch.while_loop", given)
+        inner = _InputsOfGraphs(self, "torch.while_loop", _each_once(given))
 
         def on_leaves(function: Any) -> Callable[..., Any]:
             def run(*leaves: Any) -> Any:
@@ -297,8 +298,75 @@ class Branches:
         inner.forget()
         outside = inner.outside(inputs)
         operands = outside[:count], outside[count:]
-        results = _record(self.recorder, WHILE_LOOP, (*graphs, *operands), specs, is_random=False)
+        results = _record(self.recorder, WHILE_LOOP, (*graphs, *operands), specs, is_random=_have_effects(test, body))
         return tree.unflatten((*results, *inner.given[count:]))[0]
+
+    def scan(self, combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
+        found = self._stepped(SCAN, combine_fn, init, xs, additional_inputs)
+        if found is None:
+            return run_scan(combine_fn, init, xs, additional_inputs)
+        results, tree = found
+        return tree.unflatten(results) if isinstance(combine_fn, functools.partial) else tuple(results)
+
+    def map(self, f: Any, xs: Any, pos_args: Any = ()) -> Any:
+        found = self._stepped(MAP, f, (), xs, pos_args)
+        if found is None:
+            return run_map(f, xs, pos_args)
+        results, tree = found
+        return tree.unflatten(results)
+
+    def _stepped(self, op: Any, function: Any, init: Sequence[Any], xs: Sequence[Any], others: Sequence[Any]) -> Any:
+        """The results of an operator that calls a function for each slice of `xs`, and the containers of a step's.
+
+        The function takes carried values, slices, then the other operands. None where it is to run as Python: with
+        gradients, and with symbolic numbers.
+        """
+        tensors = [*init, *xs, *(value for value in others if type(value) not in (bool, int, float))]
+        if not all(isinstance(value, torch.Tensor) for value in tensors):
+            return None
+        xs = [self.outside(self.running, x) for x in xs]
+        given = [*init, *(x.select(0, 0) for x in xs), *others]
+        inner = _InputsOfGraphs(self, "scan" if op is SCAN else "map", _each_once(given))
+        one, carries = inner.traced(function), len(init)
+        if any(result.requires_grad for result in one.results):
+            inner.forget()
+            return None
+        if len(one.results) < carries:
+            raise inner.refused("gives fewer tensors than are carried")
+        with inner.recording(one.entries):
+            like = zip(one.results, inner.given[:carries], strict=False)
+            one.results[:carries] = [_like(inner, result, carried) for result, carried in like]
+        outputs = inner.outputs(one.entries, one.results)
+        first = inner.entries[: inner.count]
+        inputs = [*first, *inner.used([(one.entries, outputs)], first)]
+        graph = inner.graph(one.entries, inputs, outputs, "scan_combine_graph" if op is SCAN else "body_graph")
+        specs = [TensorSpec.of(result) for result in one.results]
+        specs[carries:] = [_stacked(spec, xs[0].shape[0]) for spec in specs[carries:]]
+        inner.forget()
+        operands = inner.outside(inputs)
+        rest = operands[carries + len(xs) :]
+        args = (graph, operands[:carries], xs, tuple(rest)) if op is SCAN else (graph, xs, rest)
+        return _record(self.recorder, op, args, specs, is_random=_have_effects(one)), one.tree
+
+
+def _each_once(values: Sequence[Any]) -> list[Any]:
+    """The values, with a view in the place of a tensor that came before: all operands differ."""
+    seen: IdSet[object] = IdSet()
+    found = []
+    for value in values:
+        found.append(value.view_as(value) if isinstance(value, torch.Tensor) and value in seen else value)
+        seen.add(value)
+    return found
+
+
+def _have_effects(*traced: _Traced) -> bool:
+    """Whether functions draw random numbers."""
+    return any(entry.has_effect for one in traced for entry in one.entries)
+
+
+def _stacked(spec: TensorSpec, steps: Any) -> TensorSpec:
+    shape = (steps, *spec.shape)
+    return TensorSpec(shape, contiguous_strides(shape), spec.dtype, spec.device)
 
 
 def _kind(spec: TensorSpec) -> Any:

@@ -38,7 +38,7 @@ from ..frontend.values import PLAIN
 from . import holders as kinds
 from .code import Seen, imported_modules, look_at, stored_in
 from .expected import stored
-from .holders import Holder, HolderKind, own_globals, slots_of
+from .holders import Holder, HolderKind, before_entering, own_globals, slots_of
 from .libraries import (
     BAGS,
     OF_CTYPES,
@@ -56,7 +56,6 @@ from .opaque import DRAWN, is_cached_function, is_random_generator, results_of, 
 from .reads import TABLES, VIEWS
 from .tensor_places import TensorPlaces
 
-_MOST_VISITS = 200_000
 _LARGE = 10_000  # a container with more items is not looked into
 _MOST_BYTES = 1 << 20  # of a buffer that is copied
 ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorType}
@@ -118,9 +117,7 @@ class ProgramState:
         self.is_partial, self._in_time = bool(self._waiting), self._for_arguments()
 
     def enter(self, code: types.CodeType) -> tuple[list[Any], list[Any]]:
-        """Go through the functions of packages with this code, which is about to run. Returns the new items of
-        `drawing` and `iterators` since the last time.
-        """
+        """Go through waiting functions with this code, about to run. Returns new items of `drawing` and `iterators`."""
         self._entered.add(code)
         if self._waiting and code in self._waiting:
             self._go_through(self._waiting.pop(code))
@@ -151,13 +148,15 @@ class ProgramState:
 
     def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Code begins to run that no walk has reached, perhaps a library's: track the globals that it names."""
-        count = len(self.holders)
+        count, cached = len(self.holders), len(self.caches)
         # Of `warnings` the filters are tracked, see `_of_the_process`: the list that a caller records in is his.
         if not self._own_globals.get(id(namespace)) and namespace is not vars(warnings):
             self._own_globals[id(namespace)] = True
             self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
         seen = self._code(code, namespace)
         self._walk()
+        for holder in self.caches[cached:]:
+            holder.before = before_entering(code, holder.target, holder.before)
         if stored := stored_in(code):
             self._hold_libraries(stored, seen.names)
         for holder in self.holders[count:]:
@@ -271,9 +270,6 @@ class ProgramState:
                     self.places.add(value, parent, step)
                 continue
             seen[id(value)] = value
-            if len(seen) > _MOST_VISITS:
-                queue.clear()
-                return
             try:
                 action = actions[cls]
             except KeyError:

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from ..._torch.engine import plain_execution
 from ..._torch.nested import tensors_in
-from ..._torch.ops import OpOverload
+from ..._torch.ops import Args, Kwargs, OpOverload
 from ...graph.meta import TensorSpec
-from ...identity import ById, IdSet
+from ...identity import IdSet
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .alias import At, RunOnStorageCopies, Storage, StorageExtent, Value, chain_of, extent_of
+from .alias import Storage, Value, memory_root
 from .metadata_changes import MetadataChanges
-from .overlaps import check_cast, check_lists, check_write
+from .overlaps import check_cast, check_write
 from .recording import Recording
-from .refusals import past_the_edges
+from .refusals import in_the_kernels_order, past_the_edges
 from .views import moved, without_bits
 
 aten = torch.ops.aten
@@ -38,17 +37,16 @@ class Writes:
         self.recorder = recorder
         self.changes = changes
         self.copied: dict[Value, list[Entry]] = {}  # by root: values that `copy_` gave it as they are
-        self.listed: IdSet[torch.Tensor] = IdSet()  # tensors that some `_foreach_` operator got and that overlap
 
     # ---------------------------------------------------------------- elements
 
-    def elements(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def elements(self, info: OpInfo, args: Args, kwargs: Kwargs) -> Any:
         """An operator that writes to the elements of some arguments, in place or through `out=`."""
         rec, func = self.recorder, info.op
         given = by_position(info, args, kwargs)
         targets = [t for i in info.writes for t in tensors_in(given.get(i))]
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
-        check_write(func, args, kwargs, targets)
+        check_write(func, args, kwargs)
         out = rec.run_fake(func, args, kwargs)
         if func._schema.name.startswith("aten::_foreach_"):  # their kernels count the write, no layer above them does
             torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
@@ -57,20 +55,7 @@ class Writes:
         values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
         beside = rounds_in_memory(func, targets) and len({value.root for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
-            is_listed = func._schema.name.startswith("aten::_foreach_")
-            if is_listed and info.functional is not None:  # fakes of lists are not asked whether the results fit
-                for target, result in zip(targets, rec.run_fake(info.functional, args, kwargs), strict=True):
-                    check_cast(result.dtype, target.dtype)
-            if is_listed and torch.is_grad_enabled():
-                swaps = [(e.value, e.after) for e in self.changes.log.events if e.after is not None]
-                exchanged = {value.storage for pair in swaps for value in pair}
-                # Elsewhere autograd differentiates the fakes as it does the tensors.
-                check_lists([t for t in targets if rec.value_of(t).storage in exchanged], rec.origins)
-                self.listed.update(targets)
-                here = rec.origins.here()
-                self.changes.changed_at.update(ById((target, here) for target in targets))
-            self._in_memory(info, before, values, targets, out)
-            return out
+            raise in_the_kernels_order(rec.where())
         if func is aten.copy_.default:
             new = [self._copied(targets[0], rec.tensor_entry(before[1]))]
         elif func in _FILLS:
@@ -90,9 +75,7 @@ class Writes:
         """`tensor` takes the value of `new`: `copy_` below autograd, without a version count."""
         self._write(tensor, self._copied(tensor, new))
 
-    def _functional(
-        self, info: OpInfo, args: Sequence[object], kwargs: Mapping[str, object], before: list[Any], out: object
-    ) -> list[Entry]:
+    def _functional(self, info: OpInfo, args: Args, kwargs: Kwargs, before: list[Any], out: object) -> list[Entry]:
         """Record the functional form; bind its other results; return the entries for the written tensors."""
         rec, functional = self.recorder, info.functional
         assert functional is not None
@@ -113,7 +96,7 @@ class Writes:
             else:
                 positional.append(before[i])
                 fake_positional.append(given[i])
-        entry = rec.entry(functional, positional, keywords, info.is_random)
+        entry = rec.entry(functional, tuple(positional), keywords, info.is_random)
         result = rec.run_fake(functional, tuple(fake_positional), fake_keywords)
         entry.spec = rec.specs_of(result)
         results = as_entries(rec, entry, result)
@@ -130,7 +113,7 @@ class Writes:
         call = CallOnCopies(info.op, writes)
         upto = max(given) + 1
         defaults = [a.default_value for a in info.op._schema.arguments]
-        args = [before[i] if i in given else defaults[i] for i in range(upto)]
+        args = tuple(before[i] if i in given else defaults[i] for i in range(upto))
         entry = rec.entry(call, args, {}, info.is_random)
         targets = [given[i] for i in writes if given.get(i) is not None]
         returned = as_tuple(out)
@@ -142,62 +125,16 @@ class Writes:
                 bind(rec, tensor, part)
         return flat_entries([split(rec, p) for p in parts[len(returned) :]])
 
-    def _in_memory(
-        self, info: OpInfo, before: list[Any], values: dict[At, Value], targets: list[torch.Tensor], out: object
-    ) -> None:
-        """Run the operator itself on copies of the memories that it writes to."""
-        rec = self.recorder
-        roots: dict[Value, None] = {}
-        for tensor in targets:
-            value = rec.value_of(tensor)
-            root, spec = value.root, value.root.spec
-            if any(link.is_past_the_edges for link in chain_of(value)):
-                raise past_the_edges(user_line(rec.origins.here()))
-            if value.storage.is_input and (spec.overlaps_itself or spec.conj or spec.neg):
-                self.recorder.host.past_the_edges(root)
-            roots[root] = None
-        number = {key: i for i, key in enumerate(roots)}
-        places: dict[At, StorageExtent] = {}
-        arguments = [
-            argument.default_value if value is None else value
-            for argument, value in zip(info.op._schema.arguments, before, strict=True)
-        ]
-        for (position, index), value in values.items():
-            if value.root not in roots:
-                continue
-            place = extent_of(value, number[value.root])
-            if place is None:
-                raise past_the_edges(user_line(rec.origins.here()))
-            places[position, index] = place
-            given: Any = arguments[position]
-            arguments[position] = None if index is None else [None if i == index else x for i, x in enumerate(given)]
-        call = RunOnStorageCopies(info.op, tuple(root.spec for root in roots), places)
-        entry = rec.entry(call, [*(root.read(rec.emit) for root in roots), *arguments], {}, info.is_random)
-        written = IdSet(targets)
-        made = [tensor for tensor in as_tuple(out) if isinstance(tensor, torch.Tensor) and tensor not in written]
-        entry.spec = (*(rec.spec_of(tensor) for tensor in made), *(_at_start(root.spec) for root in roots))
-        parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
-        for tensor, part in zip(made, parts, strict=False):
-            bind(rec, tensor, part)
-        for tensor in targets:
-            rec.value_of(tensor).mark_written()
-        for root, part in zip(roots, parts[len(made) :], strict=True):
-            root.write(rec.emit, part)
-        for tensor in targets:
-            rec.value_of(tensor).storage.note_write(tensor)
-
     def _copied(self, target: torch.Tensor, source_entry: Entry) -> Entry:
         rec = self.recorder
         value = rec.value_of(target)
         spec, from_spec = value.spec, source_entry.spec
         assert isinstance(from_spec, TensorSpec)
-        same = (
-            spec.shape == from_spec.shape
-            and spec.dtype is from_spec.dtype
-            and spec.device == from_spec.device
-            and spec.conj == from_spec.conj
-            and spec.neg == from_spec.neg
-        )
+        one, other = ((s.shape, s.dtype, s.device, s.conj, s.neg) for s in (spec, from_spec))
+        same = one == other
+        if same and memory_root(source_entry).target is None and spec.numel == value.root.spec.numel:
+            # The input may change before the backward, for which autograd saves the copy.
+            return rec.emit(aten.copy.default, source_entry, source_entry, spec=from_spec)
         if same and (value.parent is not None or spec.stride == from_spec.stride):
             self.copied.setdefault(value.root, []).append(source_entry)
             return source_entry
@@ -228,11 +165,6 @@ class Writes:
             if view.storage.is_input and not view.root.spec.holds(view.spec):
                 self.recorder.host.past_the_edges(view.root)
 
-    def where_lists(self) -> str:
-        """The line of the last operator on lists that got overlapping tensors."""
-        changed = self.changes.changed_at
-        return user_line(next((changed[key] for key in reversed(changed) if key in self.listed), None))
-
     def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
         """`out=` resizes its tensor: then the tensor counts as new."""
         rec = self.recorder
@@ -257,7 +189,7 @@ class Writes:
         """Batch norm updates its running statistics when it has them and is training."""
         return args[5] is True and all(args[i] is not None for i in info.hidden_writes)
 
-    def hidden(self, info: OpInfo, args: object, kwargs: object) -> Any:
+    def hidden(self, info: OpInfo, args: Args, kwargs: Kwargs) -> Any:
         """Operators with a schema that keeps quiet about a write."""
         rec = self.recorder
         given = by_position(info, args, kwargs)
@@ -299,7 +231,7 @@ def _plain(spec: TensorSpec, value: Value) -> TensorSpec:
 # Arguments and results of an operator, taken apart: tensors in lists, entries of several values.
 
 
-def by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
+def by_position(info: OpInfo, args: Args, kwargs: Kwargs) -> dict[int, Any]:
     given = dict(enumerate(args))
     for i, name in enumerate(info.argument_names):
         if name in kwargs:
@@ -345,11 +277,11 @@ def bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
 
 
 # -------------------------------------------------------------------- writes whose order matters
-# Whether the values that a write leaves depend on the order in which its kernel visits elements: see
-# `RunOnStorageCopies`.
+# Whether the values that a write leaves depend on the order in which its kernel visits elements: a tensor may have
+# several elements in one place (as `unfold` gives), or overlap a second operand. No functional operator says so.
 
 
-_EXACT_UP_TO_BYTES = 1 << 22
+At = tuple[int, int | None]  # an argument by position, and for a list of tensors by index
 # These operators compute each element of the result from the elements at its place alone, though PyTorch does not tag
 # them so.
 _POINTWISE = {aten.copy_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor}
@@ -416,25 +348,29 @@ def _are_apart(specs: Iterable[TensorSpec]) -> bool:
 
 
 def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two tensors in one memory have some byte in common; True where the answer would take long."""
+    """Whether two tensors in one memory have some byte in common; True where rows of equal steps don't tell."""
     if a.numel == 0 or b.numel == 0 or _are_apart([a, b]):
         return False
     if not (a.is_static and b.is_static):
         return True
-    starts = [spec.offset * spec.dtype.itemsize for spec in (a, b)]
-    first = min(starts)
-    size = max(start + spec.nbytes for start, spec in zip(starts, (a, b), strict=True)) - first
-    if size > _EXACT_UP_TO_BYTES:
-        return True
-    with plain_execution():
-        taken = torch.zeros(size, dtype=torch.bool)
-        _bytes_of(a, taken, starts[0] - first).fill_(True)
-        return bool(_bytes_of(b, taken, starts[1] - first).any())
-
-
-def _bytes_of(spec: TensorSpec, memory: torch.Tensor, start: int) -> torch.Tensor:
-    itemsize = spec.dtype.itemsize
-    return memory.as_strided((*spec.shape, itemsize), (*(s * itemsize for s in spec.stride), 1), start)
+    starts: list[Any] = [spec.offset * spec.dtype.itemsize for spec in (a, b)]
+    steps = [
+        sorted((s * spec.dtype.itemsize, n) for s, n in zip(spec.stride, spec.shape, strict=True) if n > 1)
+        for spec in (a, b)
+    ]
+    while all(steps) and steps[0][-1][0] == steps[1][-1][0]:
+        step, _ = steps[0].pop()
+        steps[1].pop()
+        starts = [start % step for start in starts]
+        spans = [
+            sum(s * (n - 1) for s, n in row) + spec.dtype.itemsize for row, spec in zip(steps, (a, b), strict=True)
+        ]
+        (first, m), (second, n) = sorted(zip(starts, spans, strict=True))
+        if second + n > step or first + m > step:  # a row ends in the next row
+            return True
+        if first + m <= second:
+            return False
+    return True
 
 
 def draws_in_memory_order(func: object, targets: list[torch.Tensor]) -> bool:

@@ -15,7 +15,7 @@ from ..._torch.fakes import FakeTensorMode, new_fake
 from ..._torch.graphs import GraphWriter, is_higher_order, make_graph_module, symbol_of
 from ..._torch.nested import mapped
 from ..._torch.ops import OPAQUE, is_opaque_value
-from ..._torch.symbols import expression_in, map_symbolic, symbol_made, write_expression
+from ..._torch.symbols import expression_in, map_symbolic, symbol_made, with_part_named, write_expression
 from ...errors import UnsupportedError
 from ...graph.meta import NodeMeta, TensorSpec
 from ...graph.signature import SizeSymbol
@@ -288,11 +288,23 @@ class SizeNodes:
         """The node of a symbolic number, or the plain number that it can only be."""
         expression = expression_in(number, self.symbols | self.places)
         if expression not in self.written:
-            for symbol in sorted(expression.free_symbols, key=str):
+            whole = self._of_sizes(expression)
+            for symbol in sorted(whole.free_symbols, key=str):
                 if symbol not in self.symbols:
                     self.symbols[symbol] = self._size(symbol)
-            self.written[expression] = write_expression(self.graph, number, self.symbols, expression)
+            self.written[expression] = write_expression(self.graph, number, self.symbols, whole)
         return self.written[expression]
+
+    def _of_sizes(self, expression: Any) -> Any:
+        """An expression in sizes of inputs, where it has symbols that are no size: inputs may be parts of tensors."""
+        if all(symbol in self.symbols or symbol in self.places for symbol in expression.free_symbols):
+            return expression
+        for position, entry in enumerate(self.inputs):
+            for dim, size in enumerate(entry.spec.shape if isinstance(entry.spec, TensorSpec) else ()):
+                if isinstance(size, torch.SymInt) and symbol_of(size) is None:
+                    expression, symbol = with_part_named(expression, size, f"{position}_{dim}")
+                    self.places.setdefault(symbol, SizeSymbol(symbol, position, dim))
+        return expression
 
     def define(self, number: object, node: fx.Node) -> None:
         """`node` computes this symbolic number."""

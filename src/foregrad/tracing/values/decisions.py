@@ -85,6 +85,9 @@ class Decisions:
     def item(self, entry: Entry, where: str, emit: Emit) -> Any:
         """The number in a tensor of one element."""
         known = self._by_entry.get(entry)
+        dtype = _dtype_of(entry)
+        if entry.target is not None and dtype is not None and dtype.is_floating_point:
+            self.differs(where)  # a computed number: a loss, a norm
         if known is None and self.varied is not None and (where in self.varied or entry in self._varying):
             self._varying.add(entry)  # a graph decides on it at one line, though further lines read it
             value = self.value(entry, where).item()
@@ -97,8 +100,8 @@ class Decisions:
             known = self.add(Decided(entry, self.value(entry, where).item(), where))
         return known.value
 
-    def read_of_written(self, where: str) -> None:
-        """Note that a number is read from an input that the call has written: the number differs in the next call."""
+    def differs(self, where: str) -> None:
+        """Note that a number read there differs in the next call, before a graph holds the present number."""
         if self.varied is not None and where not in self.varied:
             raise NumberVaries(where)
 

@@ -1,9 +1,10 @@
 """Floating-point numbers read from tensors that vary from call to call: they stay numbers of the graph.
 
-The first capture takes the number for a part of the program, like any value that is read. When the number differed at
-the next capture, the program gets a `TracedFloat`: arithmetic on it is recorded, operator by operator, as Python does
-it, and an operator of torch takes it as it takes a number. A comparison is a decision. Whatever needs the number itself
-(`int()`, formatting, an operator with a result that depends on it) makes the number a decision too.
+A number that the call computed, or read from an input that it wrote, is taken to vary from the first capture on. A
+number of an unchanged input is a part of the program, like any value that is read, until it differs at a later capture.
+A number that varies is a `TracedFloat`: arithmetic on it is recorded, operator by operator, as Python does it, and an
+operator of torch takes it as it takes a number. A comparison is a decision. Whatever needs the number itself (`int()`,
+formatting, an operator with a result that depends on it) makes the number a decision too.
 """
 
 from __future__ import annotations

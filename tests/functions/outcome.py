@@ -1,16 +1,8 @@
-"""A table of programs with custom autograd Functions, and what of a program is compared with eager."""
+"""What of a program with custom autograd Functions is compared with eager."""
 
 from __future__ import annotations
 
 import torch
-
-
-class Table(dict):
-    """Decorator of makers, which become known by their names."""
-
-    def __call__(self, make):
-        self[make.__name__] = make
-        return make
 
 
 def rnd(*shape, grad=True):
