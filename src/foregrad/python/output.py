@@ -10,7 +10,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -63,12 +63,12 @@ class ProgramOutput(Aspect):
             numbers.texts = None
 
     def ran(self) -> None:
-        state = self.host.state
+        state: Any = self.host.state
         self.texts.take_from(state.changed)
-        if self.texts.refuse_read(self.host.reads) or self.texts.refuse_rest(but_result=True):
+        if self.texts.refuse_read(self.host) or self.texts.refuse_rest(but_result=True):
             raise CaptureAgain
 
-    def returned(self, leaves: list[Any], paths: list[str]) -> None:
+    def returned(self, results: Sequence[object], paths: Sequence[str]) -> None:
         if self.texts.refuse_rest():
             raise CaptureAgain
 
@@ -77,7 +77,7 @@ class ProgramOutput(Aspect):
 
     def finished(self, run: Finished) -> None:
         state = self.host.state
-        if self.texts.refuse_read(self.host.reads):
+        if self.texts.refuse_read(self.host):
             raise CaptureAgain
         if self.handlers and (shared := _shared(state, self.host.reads, self.handlers)):
             raise ProgramOutputError(
@@ -160,10 +160,12 @@ class ProgramOutput(Aspect):
                 return _text_of_tensor(value) if is_stand_in(value) else self.texts.take(frame, value)
 
             return print_of(told, args, **kwargs) if kind == "print" else log_of(told, *args)
-        said = None if kwargs["more"] else warn_of(*args, outermost=self.recorder.origins.root)
+        told_text = self.texts.take(args[3], args[0])
+        said = None if kwargs["more"] else warn_of(told_text, *args[1:], outermost=self.recorder.origins.root)
         if said is not None:
-            state.reads.ask(said[1], f"the action for the warning {said[1][0]!r}", would_raise)
-            if would_raise(said[1]):
+            known = (None, *said[1][1:]) if type(told_text) is Text else said[1]
+            state.reads.ask(known, f"the action for the warning {known[0]!r}", would_raise)
+            if would_raise(known):
                 return None
         return said
 

@@ -30,7 +30,6 @@ from .effects import NOTES, RESULT, Piece, Place, Text
 
 if TYPE_CHECKING:
     from .holders import Holder
-    from .reads import Reads
 
 Site = tuple[CodeType, int]
 """A call in code, by its offset; or an instruction that stores or returns."""
@@ -129,10 +128,10 @@ class Texts:
             if (holder := by_table.get(table)) is not None:
                 holder.put(key, self.take_inside((table, key), holder.now(key)))
 
-    def refuse_read(self, reads: Reads) -> bool:
+    def refuse_read(self, host: Any) -> bool:
         """Whether places that keep text are read: they get none in the next run."""
         for (table, key), sites in self.left.items():
-            site = reads.places.get(table)
+            site = host.reads.places.get(table)
             if site is not None and (key in site.items or key in site.absent or site.copy is not None):
                 self.refused |= sites
                 return True
