@@ -238,7 +238,7 @@ Piece = tuple[str, str]
 the end of the text.
 """
 Place = tuple[int, Any]
-"""A place that keeps text: a key of a table, by the table's id; or the `RESULT`."""
+"""A place for text: a key of a table, by the table's id; or the `RESULT`."""
 RESULT: Place = 0, None
 NOTES = "_foregrad_notes"  # the only attribute of a container's stand-in
 Told = Callable[[Any], Any]
@@ -362,7 +362,7 @@ def warn_of(
 
 
 def would_raise(said: tuple[Any, ...]) -> bool:
-    """Whether a warning is an error by the filters in force; without a text, whether some text of it is."""
+    """Whether a warning is an error by the filters in force; without a text, whether some text makes the warning an error."""
     return action_for(said) == "error"
 
 

@@ -73,8 +73,8 @@ def _tensors_of_other_sizes(specialization: Specialization) -> Iterator[StatePla
 
 
 def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
-    """The places of containers that a graph adds to without reading them, or that have grown since its capture: the
-    next capture tells whether it reads them.
+    """The places of containers that a graph adds to without reading them, or that have grown since the
+    capture: the next capture tells whether the program reads these containers.
     """
     writes, sites = specialization.signature.effects.python_writes, specialization.watch.places
     own = {(id(write.target), write.key) for write in writes if isinstance(write, CallMethod) and write.kind != "self"}

@@ -2,9 +2,9 @@
 
 `print(f"loss {loss.item():.3f}")` asks a number for its text before any graph has run. The number gives a mark in place
 of the text if the bytecode of the line proves that the text goes into one call, one attribute or item, or the result,
-and nowhere else. `print` or a logger that is called there finds the mark; a place that nobody reads keeps it. A mark
-that is not taken went where the program may look at it: the capture starts over, and the line's text holds the number
-of this one call, as a decision.
+and nowhere else. `print` or a logger that is called there finds the mark; an unread place keeps the
+text. Any mark left over went where the program may look: the capture starts over, and the line's text holds the number
+of the present call, as a decision.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .holders import Holder
 
 Site = tuple[CodeType, int]
-"""A call in code, by its offset; or an instruction that stores or returns."""
+"""A call in code, or an instruction that stores or returns, by its offset."""
 
 _BEGIN = f"\ue000foregrad {secrets.token_hex(8)} "  # in no text of the program's
 _MARKS = re.compile(f"({_BEGIN}\\d+\ue001)")
@@ -82,8 +82,8 @@ class Texts:
         return mark
 
     def take(self, at: FrameType | Place | None, value: Any) -> Any:
-        """A text as a `Text`, if all marks in it are of the call that a frame is in, or of a place; else the value
-        itself. `at`: the place, or the frame of the call or of a function of `logging` that it calls.
+        """A text as a `Text`, if all marks inside are of the call at a frame, or of a place; else the value unchanged.
+        `at`: the place, or the frame of the call or of a function of `logging` called there.
         """
         parts: list[Any] = _MARKS.split(value) if self._open and type(value) is str else []
         if len(parts) < 2 or not all(self._is_at(mark, at) for mark in parts[1::2]):
@@ -122,14 +122,14 @@ class Texts:
         return steps[_index(steps, frame.f_lasti)].offset == found.site[1]
 
     def take_from(self, holders: Iterable[Holder]) -> None:
-        """Let the places that a run wrote text to keep it as `Text`."""
+        """Let the places with a run's text keep a `Text`."""
         by_table = {id(holder.target): holder for holder in holders}
         for table, key in {mark.place for mark in self._open.values() if mark.place}:
             if (holder := by_table.get(table)) is not None:
                 holder.put(key, self.take_inside((table, key), holder.now(key)))
 
     def refuse_read(self, host: Any) -> bool:
-        """Whether places that keep text are read: they get none in the next run."""
+        """Whether places with text are read: in the next run such a place gets no mark."""
         for (table, key), sites in self.left.items():
             site = host.reads.places.get(table)
             if site is not None and (key in site.items or key in site.absent or site.copy is not None):
@@ -148,8 +148,8 @@ _NOWHERE: Place = -1, None
 
 
 def _place_of(frame: FrameType, offset: int, outermost: CodeType) -> Place | None:
-    """The module's attribute that an instruction sets, or the result; None for a call. `_NOWHERE`: any other place, or
-    code of the program's may see the text on its way.
+    """The module's attribute set by an instruction, or the result; None for a call. `_NOWHERE`: some further place, or
+    code of the program's may see the text on the way.
     """
     steps, back = _steps(frame.f_code), frame.f_back
     at = _index(steps, offset)
@@ -217,7 +217,7 @@ def _is_format_of_literal(steps: list[dis.Instruction], index: int) -> bool:
 
 
 def _text_at(steps: list[dis.Instruction], at: int) -> int | None:
-    """The beginning of a literal, a call `str(...)`, or a sum of these, which ends at an instruction; else None."""
+    """The beginning of a literal, a call `str(...)`, or a sum of such texts, up to an instruction; else None."""
     while at > 0 and steps[at].opname in _IDLE:
         at -= 1
     step = steps[at]
