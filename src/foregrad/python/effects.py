@@ -362,7 +362,7 @@ def warn_of(
 
 
 def would_raise(said: tuple[Any, ...]) -> bool:
-    """Whether a warning is an error by the filters in force; without a text, whether some text makes the warning an error."""
+    """Whether a warning is an error by the filters in force; without a text: whether some text would be."""
     return action_for(said) == "error"
 
 
