@@ -207,6 +207,30 @@ def _(wrap):
     return wrap(lambda x: x * 2 if x in members else x * 3)(known).a
 
 
+class Counted(torch.autograd.Function):
+    backwards: list[int] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        Counted.backwards.append(len(Counted.backwards))
+        return g * 2
+
+
+@eager("the backward of a custom Function looks at Python state", errors.UnsupportedSideEffectError)
+def _(wrap):
+    def function(x):
+        Counted.apply(x).sum().backward()
+        return Counted.apply(x).sum() + len(Counted.backwards)
+
+    Counted.backwards.clear()
+    x = ONES(2)
+    return torch.autograd.grad(wrap(function)(x), x)[0] + len(Counted.backwards)
+
+
 @eager("a sparse gradient of", errors.UnsupportedLayoutError)
 def _(wrap):
     def function(weight):
