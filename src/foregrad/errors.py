@@ -141,6 +141,16 @@ class InternalError(ForegradError, AssertionError):
     """A fault in foregrad itself. Please report it where you got foregrad, with the printed graph."""
 
 
+def headline(error: BaseException) -> str:
+    """An error in one line: its class, and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, empty if the message is."""
+    return next(iter(str(error).strip().splitlines()), "").strip()
+
+
 def add_note(error: BaseException, text: str) -> None:
     """Add a line to an error, as PEP 678 says. Python 3.10 keeps the lines, and prints none."""
     vars(error).setdefault("__notes__", []).append(text)

@@ -145,7 +145,7 @@ def _(wrap):
     return wrap(lambda x, gradient: (x * gradient).sum() + x.grad.sum())(x, x.grad)
 
 
-@eager("a hook that does something in Python", errors.UnsupportedSideEffectError)
+@eager("a hook with an effect in Python", errors.UnsupportedSideEffectError)
 def _(wrap):
     seen = []
 
@@ -279,7 +279,7 @@ def _(wrap):
         torch.autograd.grad(out, x, forward_ad.make_dual(torch.ones(2), torch.ones(2)), create_graph=True)
 
 
-@raised("a derivative is taken of what a hook", errors.UnsupportedOpError)
+@raised("the gradient that a hook with Python in it returns", errors.UnsupportedOpError)
 def _(wrap):
     kept = []
 
@@ -410,7 +410,7 @@ def _(wrap):
     return any(event.key == "inside" for event in profile.key_averages())
 
 
-@silent("the function tries an import whose file comes later")
+@silent("the function tries to import a module whose file is created later")
 def _(wrap):
     def function(x):
         try:
@@ -460,7 +460,7 @@ def _(wrap):
         return call(torch.ones(1))
 
 
-@silent("what unpacks a saved tensor")
+@silent("the unpack hook of a saved tensor")
 def _(wrap):
     scale, x = {"by": 1.0}, ONES(1)
 
@@ -482,7 +482,7 @@ def _(wrap):
     return doubled.cache_info().hits
 
 
-@silent("what a checkpointed part reads in Python changes")
+@silent("Python state that a checkpointed part reads")
 def _(wrap):
     scale = {"by": 1.0}
     call = wrap(lambda x: checkpoint(lambda x: (x.sin() * scale["by"]).exp().sum(), x, use_reentrant=False))

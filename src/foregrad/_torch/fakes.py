@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _python_dispatch
 
 from ..locks import ProcessPatch, bound
-from .symbols import has_symbolic, new_ragged_size
+from .ops import Args, Kwargs
+from .symbols import Size, has_symbolic, new_ragged_size
 
 __all__ = ["FakeTensor", "FakeTensorMode"]  # handed on
 
@@ -75,7 +76,9 @@ class FakeFactory:
         self._mark = c._set_warn_deprecated_on_mutable_data_ptr if warns else c._set_throw_on_mutable_data_ptr
         self._made: dict[torch.device, tuple[torch.device, dict[str, Any]]] = {}
 
-    def new(self, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, offset: Any = 0) -> FakeTensor:
+    def new(
+        self, shape: Sequence[Size], stride: Sequence[Size], dtype: torch.dtype, device: torch.device, offset: Size = 0
+    ) -> FakeTensor:
         """A fake over memory of its own."""
         # The modes of an enclosing capture must not see how its fakes are made.
         with _NoDispatch():
@@ -112,11 +115,11 @@ _set_attributes = torch.Tensor.__dict__["__dict__"].__set__
 
 def new_fake(
     mode: FakeTensorMode,
-    shape: object,
-    stride: object,
+    shape: Sequence[Size],
+    stride: Sequence[Size],
     dtype: torch.dtype,
     device: torch.device,
-    offset: int = 0,
+    offset: Size = 0,
 ) -> FakeTensor:
     """A fake tensor of the layout; ten times faster than `FakeTensorMode.from_tensor`."""
     return FakeFactory.of(mode).new(shape, stride, dtype, device, offset)
@@ -125,11 +128,11 @@ def new_fake(
 def new_fake_over(
     mode: FakeTensorMode,
     storage: torch.UntypedStorage,
-    shape: Any,
-    stride: Any,
+    shape: Sequence[Size],
+    stride: Sequence[Size],
     dtype: torch.dtype,
     device: torch.device,
-    offset: int,
+    offset: Size,
 ) -> FakeTensor:
     """A fake tensor over a fake storage (made by `meta_storage`).
 
@@ -148,7 +151,7 @@ def new_fake_over(
     return fake
 
 
-def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def fake_grouped_mm(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> object:
     """`aten._grouped_mm` on fakes: torch's rule takes bfloat16 alone, the CPU's kernel other floats too."""
     func = torch.ops.aten._grouped_mm.default
     dtype = args[0].dtype
@@ -160,7 +163,7 @@ def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[st
     return new_fake(mode, out.shape, out.stride(), out_dtype, fake_device(args[0]))
 
 
-def fake_multilabel_margin_loss(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+def fake_multilabel_margin_loss(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> object:
     """`aten.multilabel_margin_loss_forward` on fakes: torch takes the unreduced loss of one sample for a vector."""
     out: Any = mode.dispatch(torch.ops.aten.multilabel_margin_loss_forward.default, (), args, kwargs)
     loss, is_target = out
@@ -170,7 +173,7 @@ def fake_multilabel_margin_loss(mode: FakeTensorMode, args: tuple[Any, ...], kwa
 
 
 def _fake_masked_fill(func: Any) -> object:
-    def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> Any:
         """The kernels' result is contiguous, also in dimensions of size 1."""
         out: Any = mode.dispatch(func, (), args, kwargs)
         stride = make_contiguous_strides_for(out.shape)
@@ -180,7 +183,7 @@ def _fake_masked_fill(func: Any) -> object:
 
 
 def _fake_sort(func: Any) -> object:
-    def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> Any:
         """The kernels' results have the argument's strides, also in dimensions of size 1."""
         out: Any = mode.dispatch(func, (), args, kwargs)
         stride = torch.empty_strided(args[0].shape, args[0].stride(), device="meta").clone().stride()
@@ -192,7 +195,7 @@ def _fake_sort(func: Any) -> object:
 
 
 def _fake_of_dtype(func: object, dtype_of: Callable[[tuple[Any, ...], int], torch.dtype]) -> object:
-    def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> Any:
         """The CPU's kernel gives floating results, by number, these dtypes."""
         out: Any = _by_rule(mode, func, args, kwargs)
         if fake_device(args[0]).type != "cpu":
@@ -212,7 +215,7 @@ def _of_parameters(args: tuple[Any, ...], at: int) -> torch.dtype:
 
 
 def _fake_embedding_bag(func: object) -> object:
-    def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> Any:
         """The CPU's kernel has for bfloat16, too, the quick way that torch's rule knows for other floats."""
         if args[0].dtype is not torch.bfloat16 or fake_device(args[0]).type != "cpu":
             return _by_rule(mode, func, args, kwargs)
@@ -238,7 +241,7 @@ def _fake_uniform(mode: FakeTensorMode, args: tuple[object, ...], kwargs: dict[s
     return mode.dispatch(torch.ops.aten.clone.default, (), args[:1], {})
 
 
-def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+def _fake_view(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> object:
     """`aten.view` on fakes: FakeTensor keeps the strides of dimensions of size one, the kernel computes them."""
     source: Any = args[0]
     out: Any = mode.dispatch(torch.ops.aten.view.default, (), args, kwargs)

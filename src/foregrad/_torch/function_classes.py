@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedBuffer
 from ..errors import UnsupportedTensorError
 from ..identity import ById, IdSet
 from ..locks import Bind
+from .ops import Args, Kwargs
 from .stand_ins import become_parameter
 
 _C: Any = torch._C
@@ -126,7 +127,7 @@ class FunctionClasses:
 
     # ---------------------------------------------------------------- torch functions
 
-    def by_class(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def by_class(self, mode: Any, func: Any, types: Any, args: Args, kwargs: Kwargs) -> Any:
         """The result of a torch function by the classes of its arguments; `NotImplemented` if none overrides it."""
         if not types or not _C._is_torch_function_enabled() or not any(map(is_function_class, types)):
             return NotImplemented
@@ -140,7 +141,7 @@ class FunctionClasses:
             f"no implementation found for '{func}' on types that implement __torch_function__: {list(types)}"
         )
 
-    def run(self, call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, call: Callable[..., Any], func: Any, args: Args, kwargs: Kwargs) -> Any:
         """A torch function on the stand-ins of its arguments; a stand-in among the results becomes its handle."""
         used: ById[torch.Tensor, Any] = ById()  # the handles by stand-in
         args = tuple(self._plain(arg, used) for arg in args)
@@ -203,7 +204,7 @@ def _requires_grad(fake: torch.Tensor) -> bool:
         return fake.requires_grad
 
 
-def _overloaded(types: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+def _overloaded(types: Any, args: Args, kwargs: Kwargs) -> list[Any]:
     """The arguments of the `types`, one of each, in PyTorch's order: subclasses first."""
     overriding: list[Any] = []
     todo = [*args, *kwargs.values()]

@@ -20,7 +20,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.fx.node import map_arg
 
-from .symbols import is_symbolic
+from .ops import Args, Kwargs
+from .symbols import Size, is_symbolic
 
 operands_of: Callable[[fx.Node], dict[fx.Node, None]] = operator.attrgetter("_input_nodes")
 """The nodes that a node reads: the keys. Not to be changed."""
@@ -98,11 +99,11 @@ def _inner_first(dimensions: int) -> list[tuple[torch.memory_format, Sequence[in
     return orders
 
 
-def _is_nested(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]) -> bool:
+def _is_nested(shape: Sequence[Size], stride: Sequence[Size], order: Sequence[int]) -> bool:
     """Whether each dimension steps exactly over the dimensions before it in `order`. Dimensions of one element don't
     count.
     """
-    expected = 1
+    expected: Size = 1
     for dimension in order:
         size = shape[dimension]
         if size != 1:
@@ -143,9 +144,7 @@ class GraphWriter:
         self._buckets: dict[tuple[str, int], dict[fx.Node, None]] = {}
         self._count: dict[str, int] = {}
 
-    def add(
-        self, name: str, op: str, target: object, args: tuple[Any, ...], kwargs: Any, meta: dict[str, Any]
-    ) -> fx.Node:
+    def add(self, name: str, op: str, target: object, args: Args, kwargs: Kwargs, meta: dict[str, Any]) -> fx.Node:
         """A node called `name`, a new name."""
         node = fx.Node.__new__(fx.Node)
         _NodeBase.__init__(node, self.graph, name, op, target, None)  # without the checks of `Node.__init__`

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ..errors import headline
 from ..interrupts import runs_compiler
 from ..locks import ProcessPatch, Replacements, bound
 
@@ -104,15 +105,11 @@ def _compile_waiting(waiting: Sequence[tuple[dict[str, Any], Any]]) -> None:
         try:
             function_by_source = _compiled(sources, _compilers_at_once(), waiting[0][1])
         except Exception as error:
-            log.warning("kernels are compiled one by one, because together they failed: %s", _first_line(error))
+            log.warning("kernels are compiled one by one, because together they failed: %s", headline(error))
     for scope, name, kernel in pending:
         scope[name] = function_by_source[kernel.source] if kernel.source in function_by_source else kernel.alone()
         if hasattr(scope[name], "result"):
             scope[name] = scope[name].result()
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), repr(error))
 
 
 # ----------------------------------------------------------------------------------------------------- the files

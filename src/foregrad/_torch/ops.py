@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -15,6 +15,11 @@ __all__ = ["HigherOrderOperator", "OpOverload"]  # handed on
 # The operators that `torch.nn.utils.rnn` calls.
 _VF = torch._VF
 PACK_PADDED, PAD_PACKED = _VF._pack_padded_sequence, _VF._pad_packed_sequence
+
+
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+"""Arguments of an operator or a function of PyTorch's: tensors, numbers, and containers of them."""
 
 
 def mkldnn_rnn_layer_for_training(*args: object) -> Any:

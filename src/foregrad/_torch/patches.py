@@ -34,9 +34,10 @@ from . import (
     dynamo_off,
 )
 from .native import make_attribute_reader
+from .ops import Args, Kwargs
 from .stand_ins import is_stand_in
 
-RunRegion = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+RunRegion = Callable[[Callable[..., Any], Args, Kwargs], Any]
 
 
 class FunctionsOfCapture(Protocol):
@@ -100,7 +101,7 @@ class Hooks:
     def leave_region(self) -> None:
         """Called when the call of a marked function ends."""
 
-    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Args, Kwargs]:
         """The arguments with a stand-in for each real tensor."""
         raise NotImplementedError
 
@@ -323,7 +324,7 @@ def applied_function() -> Any:
     return next((c for c in classes if c is not None and is_program_module(c.__module__)), None)
 
 
-def _swap(hooks: Hooks, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _swap(hooks: Hooks, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Args, Kwargs]:
     with torch._C.DisableTorchFunction():  # `swap` reads facts of tensors: a mode would swap them first
         for swap in reversed(hooks.swaps):
             args, kwargs = swap(args), swap(kwargs)

@@ -20,6 +20,7 @@ import torch
 
 from ..identity import ById, attributed
 from .fakes import FakeTensor, FakeTensorMode, meta_storage, new_fake_over
+from .ops import Args, Kwargs
 from .symbols import symbol_made
 from .tensors import share_memory
 
@@ -148,7 +149,7 @@ class FakeRuns:
         self._kept: ById[torch.Tensor, FakeTensor] = ById()  # by stand-in
         self._memory: dict[int, tuple[Any, Any]] = {}  # by storage: the storage, and the storage of its fakes
 
-    def run(self, call: Callable[[Any, Any, Any], object], func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, call: Callable[[Any, Any, Any], object], func: Any, args: Args, kwargs: Kwargs) -> Any:
         """`call(func, args, kwargs)` on fakes."""
         used: list[tuple[torch.Tensor, FakeTensor]] = []
         args = tuple(self._to_fakes(arg, used) for arg in args)

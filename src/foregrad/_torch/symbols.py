@@ -15,7 +15,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import fx
@@ -52,6 +52,10 @@ def has_symbolic(value: object) -> bool:
     if isinstance(value, dict):
         return any(map(has_symbolic, value.values()))
     return isinstance(value, SYMBOLIC)
+
+
+Size: TypeAlias = int | torch.SymInt
+"""A size, stride or offset, of which some are symbolic."""
 
 
 def map_symbolic(value: object, fn: Callable[[object], object]) -> Any:
@@ -247,7 +251,7 @@ class SymbolTable:
         """Have arithmetic on the table's integers that gives floats done by `numbers.apply(operator, *operands)`."""
         setattr(self.env, _TOLD, weakref.ref(numbers))
 
-    def symbol(self, value: int, name: str, to: Any, limits: tuple[int | None, int | None] = (None, None)) -> Any:
+    def symbol(self, value: Size, name: str, to: Any, limits: tuple[int | None, int | None] = (None, None)) -> Any:
         """A symbolic integer that is `value` now; plain if it is 0 or 1: neither is ever symbolic."""
         symbol, number = self._integer(value, name)
         if isinstance(number, torch.SymInt):
@@ -268,7 +272,7 @@ class SymbolTable:
                 self.env.constrain_symbol_range(symbol, -_LARGEST, _LARGEST)
         return number
 
-    def _integer(self, value: int, name: str, *, is_size: bool = True) -> tuple[object, object]:
+    def _integer(self, value: Size, name: str, *, is_size: bool = True) -> tuple[object, object]:
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 

@@ -14,6 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..errors import ForegradError
+from .ops import Args, Kwargs
 
 _USUAL = (torch.Tensor, int, float, bool, str, type(None))
 
@@ -84,7 +85,7 @@ def _called(op: Any, *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
 
-def _with_usual_arguments(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall:
+def _with_usual_arguments(op: Callable[..., Any], args: Args, kwargs: Kwargs) -> OperatorCall:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     usual = [isinstance(leaf, _USUAL) for leaf in leaves]
     fixed = [leaf for leaf, is_usual in zip(leaves, usual, strict=True) if not is_usual]

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from ..errors import UnsupportedOpError
 from ..house import is_house_module
 from ..locks import Bind
+from .ops import Args, Kwargs
 
 
 def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
@@ -60,7 +61,7 @@ def _refusal(name: str) -> UnsupportedOpError:
 _PLAIN = {int: "int", float: "float", bool: "bool", str: "str"}
 
 
-def _arguments(parameters: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _arguments(parameters: Sequence[Any], args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """All arguments by name, as TorchScript has them: floats, copies of containers. Raises where they do not fit."""
     given = {parameter.name: value for parameter, value in zip(parameters, args, strict=False)}
     found = {p.name: p.default_value for p in parameters if p.has_default_value()} | given | kwargs

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .._torch.ops import OpOverload, argument_names, written_arguments
+from .._torch.ops import Args, Kwargs, OpOverload, argument_names, written_arguments
 from .._torch.tensors import storage_key, version_of
 from ..errors import GraphError, add_note
 from ..graph.meta import TensorSpec, spec_of
@@ -63,7 +63,7 @@ class _Run(torch.fx.Interpreter):
             if not node.users and node.op != "output":
                 self.user_to_last_uses.setdefault(node, []).append(node)
 
-    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def placeholder(self, target: Any, args: Args, kwargs: Kwargs) -> Any:
         return self.arriving.pop()
 
     def run_node(self, n: Node) -> Any:
@@ -108,7 +108,7 @@ def _differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, A
             return
 
 
-def _versions(node: Node, args: Any, kwargs: Any) -> Iterator[tuple[str, torch.Tensor, int, bool]]:
+def _versions(node: Node, args: Args, kwargs: Kwargs) -> Iterator[tuple[str, torch.Tensor, int, bool]]:
     """Each tensor argument of a call with its version, and whether the schema says that the operator writes to it."""
     op = node.target if isinstance(node.target, OpOverload) else None
     names = argument_names(op) if op is not None else tuple(f"argument {i}" for i in range(len(args)))

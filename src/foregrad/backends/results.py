@@ -32,8 +32,9 @@ from .._torch import memory
 from .._torch.engine import default_generators
 from .._torch.graphs import body_of, ends_of, is_random
 from .._torch.stand_ins import is_stand_in
+from .._torch.symbols import Size
 from .._torch.tensors import share_memory, version_of
-from ..errors import BackendError
+from ..errors import BackendError, headline
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph
 from ..interrupts import is_interrupt
@@ -42,7 +43,7 @@ from ..passes.aliasing import Memory, makes_memory, memory_of, results_of
 log = logging.getLogger("foregrad.backends")
 
 Run = Callable[[list[Any]], list[Any]]
-Repairs = dict[int, tuple[int, ...] | None]  # the strides that a result is copied to; None: its own
+Repairs = dict[int, tuple[Size, ...] | None]  # the strides that a result is copied to; None: its own
 _HELD = "held by others"
 _IN_AN_INPUT = "in an input"
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -466,8 +467,7 @@ class Failures:
 
 def described(compiler: object, name: str, graph: str, module: fx.GraphModule, error: BaseException) -> str:
     """The message for a failure, with the path of a program that shows it."""
-    first = next(iter(str(error).strip().splitlines()), "")
-    message = f"backend `{name}` failed on {graph}: {type(error).__name__}: {first}"
+    message = f"backend `{name}` failed on {graph}: {headline(error)}"
     message += "" if message.endswith((".", "!", "?")) else "."
     path = _kept(compiler, name, graph, module, message)
     return message if path is None else f"{message} {path} is a program that shows it."

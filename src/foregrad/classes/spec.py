@@ -325,7 +325,7 @@ def with_sizes_of(spec: WrapperSpec, parts: Sequence[Any]) -> WrapperSpec:
         inner.append(None if held is None else with_sizes_of(held, parts[first : first + count]))
         first += count
     shape = tuple(_same_size(size, dim, varying) for dim, size in enumerate(spec.shape))
-    sizes = outer_sizes(spec.cls, shape, following_strides(spec, shape), parts)
+    sizes = outer_sizes(spec.cls, shape, following_strides(spec.shape, spec.stride, shape), parts)
     return dataclasses.replace(spec, sizes=sizes, inner=tuple(inner))
 
 

@@ -21,6 +21,7 @@ from torch import fx
 
 from .._torch import engine
 from .._torch.graphs import copied_graph_of, ends_of, is_operator, make_graph_module
+from .._torch.symbols import Size
 from .._torch.tracing_context import compiler_context
 from ..annexes import given
 from ..backends.boxed import as_boxed
@@ -47,7 +48,7 @@ class CompiledGraph:
     """A compiled graph with its compiler's report: the strides of its outputs, the inputs that it writes into."""
 
     run: Boxed
-    output_strides: list[tuple[object, ...] | None] | None
+    output_strides: list[tuple[Size, ...] | None] | None
     writes_into: tuple[int, ...]
 
 
@@ -135,7 +136,7 @@ def _called(
 @runs_compiler
 def called_bare(
     compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole
-) -> tuple[Callable[..., object], list[tuple[object, ...] | None] | None]:
+) -> tuple[Callable[..., object], list[tuple[Size, ...] | None] | None]:
     """The compiler's result for a graph made of `joint`, and the strides that it reported for the graph's results."""
     own = is_own(compiler)
     graph = module if own else _for_others(module, joint, role)
@@ -215,7 +216,7 @@ def _context(joint: JointGraph, role: GraphRole) -> Any:
     return compiler_context(joint.fake_mode, labels, forward_facts(joint, role))
 
 
-def _strides(strides: object) -> list[tuple[object, ...] | None] | None:
+def _strides(strides: object) -> list[tuple[Size, ...] | None] | None:
     """Strides from a compiler's attribute; None if the attribute holds something else (text, for Inductor)."""
     if not isinstance(strides, (list, tuple)) or not all(map(_is_stride, strides)):
         return None

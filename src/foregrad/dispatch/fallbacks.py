@@ -7,6 +7,7 @@ other kind is tried either, so the time spent on failed captures is bounded.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import math
@@ -23,6 +24,7 @@ from ..errors import (
     UnknownLeafError,
     UnsupportedError,
     UnsupportedSideEffectError,
+    headline,
     without_frames,
 )
 from ..graph.attempts import attempts
@@ -133,10 +135,8 @@ class Refusals:
         result = self.function(*args, **kwargs)
         if self.mode == "raise":
             raise fault
-        said = f"{type(fault).__name__}: {next(iter(str(fault).splitlines()), '')}"
-        self.tell(
-            self.count_only(f"A graph of `{self.name}` raised an error that eager does not, or catches ({said}).")
-        )
+        said = f"A graph of `{self.name}` raised an error that eager does not, or catches ({headline(fault)})."
+        self.tell(self.count_only(said))
         return result
 
     def kind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
@@ -163,29 +163,28 @@ class Fallbacks:
     ) -> None:
         self.function, self.name, self.config, self.refusals, self.graphs = function, name, config, refusals, graphs
         self.past = PastLimit()
-        self._fills_in_a_row = 0
         self._fills = 0  # calls that filled a cache, or changed a state
-        self._raised_in_a_row = 0  # eager calls after captures, with errors of the program
+        self._in_a_row = collections.Counter[str]()  # of these "fills", and of eager calls with errors, "raises"
 
     @property
     def may_fill(self) -> bool:
         """Whether a call may still be one that fills a cache."""
-        return self._fills_in_a_row < _MOST_FILLS
+        return self._in_a_row["fills"] < _MOST_FILLS
 
     @property
     def fills_too_often(self) -> bool:
         """Whether no further graph is tried, since each call changes some state."""
-        is_over = self._fills > self.config.recompile_limit or self._fills_in_a_row > self.config.single_use_limit
+        is_over = self._fills > self.config.recompile_limit or self._in_a_row["fills"] > self.config.single_use_limit
         return is_over and not self.config.error_on_recompile_limit
 
     @property
     def only_raises(self) -> bool:
         """Whether calls run eagerly until one raises nothing: the program raised after each of the last captures."""
-        return self.refusals.mode == "eager" and self._raised_in_a_row >= self.config.single_use_limit
+        return self.refusals.mode == "eager" and self._in_a_row["raises"] >= self.config.single_use_limit
 
     def note_graph(self) -> None:
         """Note that a graph was made, so the last call filled nothing and raised nothing."""
-        self._fills_in_a_row = self._raised_in_a_row = 0
+        self._in_a_row.clear()
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, object], error: BaseException | None) -> Any:
         """Run a call without a graph; `error` is the reason to report, if there is one."""
@@ -212,9 +211,9 @@ class Fallbacks:
 
     def _counted(self, *args: object, **kwargs: object) -> Any:
         """An eager call; counts errors of the program in a row."""
-        self._raised_in_a_row += 1
+        self._in_a_row["raises"] += 1
         result = self.function(*args, **kwargs)
-        self._raised_in_a_row = 0
+        self._in_a_row["raises"] = 0
         return result
 
     def after(self, error: BaseException) -> BaseException | None:
@@ -224,7 +223,7 @@ class Fallbacks:
         if isinstance(error, CheckFailed):  # eager raises, or the function catches it
             return None
         if isinstance(error, EscapedTensorError):
-            self._fills_in_a_row += 1
+            self._in_a_row["fills"] += 1
             self._note_eager(error)
             return None
         if isinstance(error, TensorTextError) and self.refusals.mode == "raise":

@@ -17,7 +17,7 @@ from .._torch import engine
 from .._torch.fakes import new_fake
 from .._torch.graphs import ends_of, is_random, needed_by, piece, trace_artifact
 from .._torch.levels import is_legacy_batched
-from .._torch.symbols import same_numbers
+from .._torch.symbols import Size, same_numbers
 from ..annexes import given
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
@@ -480,7 +480,7 @@ class _Roles:
         return GraphRole("backward", tuple(range(len(self.saved))), tuple(visible), donated)
 
 
-def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[object, ...] | None]) -> None:
+def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Size, ...] | None]) -> None:
     """Give the backward's placeholders the strides that the forward's compiler chose for residuals."""
     saved = partitioned.saved_nodes
     by_name = {node.name: node for node in partitioned.backward.graph.nodes if node.op == "placeholder"}

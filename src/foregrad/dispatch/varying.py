@@ -15,7 +15,7 @@ from torch import fx
 
 from .._torch.engine import plain_execution
 from .._torch.graphs import function_of
-from .._torch.symbols import concrete, is_symbolic, map_symbolic, may_vary
+from .._torch.symbols import Size, concrete, is_symbolic, map_symbolic, may_vary
 from .._torch.tensors import marked_in_torch
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall, memory_groups
@@ -96,7 +96,7 @@ class SizesSeen:
         self._hopeless = False
         self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
-        self._pitches_seen: dict[tuple[str, int], set[tuple[int, int]]] = {}
+        self._pitches_seen: dict[tuple[str, int], set[tuple[Size, Size]]] = {}
         self._numbers_seen: dict[tuple[str, type], set[str]] = {}
         self.constants: Counter[str] = Counter()  # by path, the captures that needed the value
 

@@ -18,7 +18,7 @@ import torch
 
 from .._torch.graphs import size_hint, strided_metadata, tensor_metadata
 from .._torch.nested import frozen
-from .._torch.symbols import concrete, is_symbolic
+from .._torch.symbols import Size, concrete, is_symbolic
 
 UNDESCRIBED: tuple[object, ...] = ()
 """The spec of a node whose value no spec describes, as of an operator without results."""
@@ -41,11 +41,11 @@ class TensorSpec:
     `shape`, `stride` are in elements, `offset` is the storage offset in elements. Entries may be `torch.SymInt`.
     """
 
-    shape: tuple[Any, ...]
-    stride: tuple[Any, ...]
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
     dtype: torch.dtype
     device: torch.device
-    offset: Any = 0
+    offset: Size = 0
     conj: bool = False
     neg: bool = False
     _token: object = dataclasses.field(default=_UNKNOWN, init=False)
@@ -64,16 +64,16 @@ class TensorSpec:
         )
 
     @property
-    def numel(self) -> Any:
-        n: Any = 1
+    def numel(self) -> Size:
+        n: Size = 1
         for size in self.shape:
             n = n * size
         return n
 
     @property
-    def nbytes(self) -> Any:
+    def nbytes(self) -> Size:
         """Bytes of memory that the elements span, the cost of saving this tensor alone. 0 when empty."""
-        span: Any = 1
+        span: Size = 1
         for size, stride in zip(self.shape, self.stride, strict=True):
             if isinstance(size, int) and size == 0:
                 return 0
@@ -91,7 +91,7 @@ class TensorSpec:
     @property
     def overlaps_itself(self) -> bool:
         """Whether two elements may be in one place, as after expand or unfold."""
-        span = 1
+        span: Size = 1
         for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
             if size > 1:
                 if stride < span:
@@ -107,7 +107,7 @@ class TensorSpec:
     @property
     def is_dense(self) -> bool:
         """Whether the elements fill a stretch of memory, each in a place of its own."""
-        expected = 1
+        expected: Size = 1
         for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
             if size == 0:
                 return True
@@ -194,7 +194,8 @@ class NodeMeta(dict[str, Any]):
     def _tensor_metadata(self) -> Any:
         spec = dict.get(self, "spec")
         if isinstance(spec, TensorSpec) and spec.is_static:
-            return strided_metadata(spec.shape, spec.stride, spec.dtype)
+            plain: Any = spec
+            return strided_metadata(plain.shape, plain.stride, spec.dtype)
         value = self.get("val")
         return tensor_metadata(value) if isinstance(value, torch.Tensor) else None
 
@@ -305,15 +306,15 @@ def _hinted(number: object) -> int:
     return number if type(number) is int else size_hint(number)
 
 
-def contiguous_strides(shape: Sequence[object]) -> tuple[object, ...]:
+def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
     """The strides of a contiguous tensor with the shape."""
     return strides_in_order(shape, range(len(shape)))
 
 
-def strides_in_order(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
+def strides_in_order(shape: Sequence[Size], order: Sequence[int]) -> tuple[Size, ...]:
     """The strides of dense memory with the dimensions in `order`, outermost first."""
-    strides: list[object] = [1] * len(shape)
-    step: Any = 1
+    strides: list[Size] = [1] * len(shape)
+    step: Size = 1
     for dim in reversed(order):
         strides[dim] = step
         step *= max(shape[dim], 1)
@@ -324,7 +325,7 @@ def strides_in_order(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, .
 # Tensors that enter a compiled graph from outside, in the layout of its capture.
 
 
-def laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+def laid_out(tensor: torch.Tensor, stride: Sequence[Size]) -> torch.Tensor:
     """A dense copy with the strides; sparse tensors get here too, since their strides are all zero."""
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
@@ -353,29 +354,30 @@ def as_captured(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 # -------------------------------------------------------------------- strides
 
 
-def pairs_of_strides(shape: Sequence[Any], stride: Sequence[Any]) -> Iterator[tuple[int, int, Any]]:
+def pairs_of_strides(shape: Sequence[Size], stride: Sequence[Size]) -> Iterator[tuple[int, int, Size]]:
     """(inner dimension, outer dimension, padding): the outer stride is the inner one times inner size and padding."""
     order = sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim))
     for inner, outer in itertools.pairwise(order):
-        used = stride[inner] * shape[inner]
-        if stride[outer] and stride[outer] == used:
+        step, next_step = stride[inner], stride[outer]
+        used = step * shape[inner]
+        if next_step and next_step == used:
             yield inner, outer, 0
-        elif (
-            type(used) is type(stride[outer]) is int and 0 < used < stride[outer] and stride[outer] % stride[inner] == 0
-        ):
-            yield inner, outer, stride[outer] // stride[inner] - shape[inner]
+        elif isinstance(step, int) and isinstance(next_step, int) and 0 < used < next_step and next_step % step == 0:
+            yield inner, outer, next_step // step - shape[inner]
 
 
-def following_strides(spec: Any, shape: Sequence[object], padded: Container[int] = ()) -> tuple[object, ...]:
-    """The strides of a tensor of symbolic `shape`, laid out as `spec` is."""
-    stride = list(spec.stride)
-    for inner, outer, padding in pairs_of_strides(spec.shape, spec.stride):
+def following_strides(
+    own: Sequence[Size], strides: Sequence[Size], shape: Sequence[Size], padded: Container[int] = ()
+) -> tuple[Size, ...]:
+    """The strides of a tensor of symbolic `shape`, laid out as a tensor is with the sizes `own` and `strides`."""
+    stride = list(strides)
+    for inner, outer, padding in pairs_of_strides(own, strides):
         if not padding or outer in padded:
             stride[outer] = stride[inner] * (shape[inner] + padding)
     return tuple(stride)
 
 
-def paddings(shape: Sequence[int], stride: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def paddings(shape: Sequence[Size], stride: Sequence[Size]) -> Iterator[tuple[int, Size, Size]]:
     """(dimension, stride, padding) of the dimensions with a padding."""
     return ((outer, stride[outer], padding) for _, outer, padding in pairs_of_strides(shape, stride) if padding)
 

@@ -50,7 +50,7 @@ class BackwardCase:
         return tuple(tangent in (CONSTANT, VARIABLE) or i in others for i, tangent in enumerate(self.pattern[:count]))
 
 
-def place_of_size(size: int, dim: int, shape: tuple[int, ...]) -> int | None:
+def place_of_size(size: object, dim: int, shape: tuple[int, ...]) -> int | None:
     """The dimension of a tensor that has the `size` in dimension `dim` of its plain tensor; None without such a
     dimension.
     """

@@ -37,7 +37,7 @@ from ..backends.eager import eager_compiler
 from ..backends.in_place import tell_of_writes
 from ..backends.registry import Backend, Family, get_backend
 from ..backends.results import promised
-from ..errors import BackendError, did_you_mean
+from ..errors import BackendError, did_you_mean, headline
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, respecify, spec_of
 from ..graph.role import LAID_OUT, PREPARED, GraphRole, called_region, role_of
@@ -124,7 +124,7 @@ class InductorCompiler:
         except Exception as error:
             deliver(anywhere=True)  # an interrupt ends compilers that run beside this process too
             if self.fallback:
-                log.warning("Inductor's passes failed on a joint graph, and are skipped: %s", _first_line(error))
+                log.warning("Inductor's passes failed on a joint graph, and are skipped: %s", headline(error))
                 return gm
             raise _failure("joint", error, ()) from error
 
@@ -163,7 +163,7 @@ class InductorCompiler:
                 raise
             if self.fallback:
                 log.warning(
-                    ("Inductor failed on a graph; the graph runs on eager's kernels instead: %s"), _first_line(error)
+                    ("Inductor failed on a graph; the graph runs on eager's kernels instead: %s"), headline(error)
                 )
                 return eager_compiler(gm, example_inputs)
             raise _failure(role_of(gm).phase, error, example_inputs) from error
@@ -184,7 +184,7 @@ class InductorCompiler:
 
 def _failure(phase: str, error: Exception, example_inputs: Sequence[Any]) -> BackendError:
     lacking = why_not([value.device for value in example_inputs if isinstance(value, torch.Tensor)])
-    said = lacking or f"{type(error).__name__}: {_first_line(error)}"
+    said = lacking or headline(error)
     return BackendError(
         f'Inductor failed on the {phase} graph: {said}\n  backend="auto" runs graphs like this on eager\'s kernels; '
         'backend="eager" runs all graphs on eager\'s kernels.'
@@ -269,7 +269,7 @@ def _laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     try:
         inductor.propagate(gm, example_inputs, _fake_mode(example_inputs), _with_values(gm), layout_key)
     except (RuntimeError, ValueError) as error:
-        log.info("the %s graph is not laid out anew: %s", role_of(gm).phase, _first_line(error))
+        log.info("the %s graph is not laid out anew: %s", role_of(gm).phase, headline(error))
         for node, meta in before.items():
             node.meta = meta
         return False
@@ -549,11 +549,6 @@ def _title(node: fx.Node) -> str:
 
 
 _ARITHMETIC = {"_operator", "math", "builtins", "torch"}
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else repr(error)
 
 
 # -------------------------------------------------------------------------------------------------------- as a backend

@@ -20,6 +20,7 @@ from .._torch.engine import ThreadDispatchMode, is_any_autocast_enabled, single_
 from .._torch.graphs import GraphWriter, make_graph_module, needed_by
 from .._torch.jagged_attention import attends_by_math, jagged_of, parts_of_jagged
 from .._torch.nested import mapped
+from .._torch.ops import Args, Kwargs
 from .._torch.patches import hooks_off, is_capturing, region_runner
 from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import map_symbolic
@@ -61,7 +62,7 @@ class ByMath(Aspect):
     def resumed(self) -> Aspect:
         return self
 
-    def attend(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def attend(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if not is_by_math(*args, **kwargs):
             return function(*args, **kwargs)
         with self.recorder.host.lifting:  # as where a user calls a region
@@ -80,7 +81,7 @@ class CastInside(Aspect):
     def resumed(self) -> Aspect:
         return self
 
-    def run(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if is_any_autocast_enabled():
             raise UnsupportedOpError(
                 f"the kernel of `{function.__name__}` at {self.recorder.where()} casts inside under autocast, and a "

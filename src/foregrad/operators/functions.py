@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from .._torch.engine import current_dispatch_mode, plain_execution
 from .._torch.histories import AS_ARRAY_REQUIRES_GRAD
-from .._torch.ops import PACK_PADDED, PAD_PACKED
+from .._torch.ops import PACK_PADDED, PAD_PACKED, Args, Kwargs
 from .._torch.patches import is_capturing, numbers_in
 from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import SYM_MATH
@@ -72,7 +72,7 @@ def _refused_without_memory(name: str, refused: type[Exception], current: Callab
     return method
 
 
-def _tensor_split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _tensor_split(func: Any, args: Args, kwargs: Kwargs) -> Any:
     name = "tensor_indices_or_sections"
     where = kwargs.get(name, args[1] if len(args) > 1 else None)
     if not isinstance(where, torch.Tensor):
@@ -106,16 +106,16 @@ def _numbers(lengths: Any) -> list[Any]:
     return list(lengths)
 
 
-def _torch_ctc_loss(func: Any, args: Any, kwargs: Any) -> Any:
+def _torch_ctc_loss(func: Any, args: Args, kwargs: Kwargs) -> Any:
     # A reduction left out means the mean here too.
     return _ctc_loss(*args, **kwargs)
 
 
-def _sym_math(func: Any, args: Any, kwargs: Any) -> Any:
+def _sym_math(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return SYM_MATH[func](*args)
 
 
-def _tolist(func: Any, args: Any, kwargs: Any) -> Any:
+def _tolist(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return numbers_in(args[0])
 
 
@@ -134,7 +134,7 @@ def _contents(tensor: torch.Tensor) -> torch.Tensor:
     return recorder.contents(tensor)
 
 
-def _pack(func: Any, args: Any, kwargs: Any) -> Any:
+def _pack(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return _packed(func, *args, **kwargs)
 
 
@@ -148,7 +148,7 @@ def _packed(func: Any, input: torch.Tensor, lengths: torch.Tensor, batch_first: 
     return data, torch.tensor(sizes.tolist(), dtype=sizes.dtype)
 
 
-def _pad(func: Any, args: Any, kwargs: Any) -> Any:
+def _pad(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return _padded(func, *args, **kwargs)
 
 
@@ -178,7 +178,7 @@ def _index(sizes: torch.Tensor) -> tuple[list[int], list[int]]:
     return steps, sequences
 
 
-def _recurrent(func: Any, args: Any, kwargs: Any) -> Any:
+def _recurrent(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A recurrent layer over a packed sequence; over a padded one, its second argument is no tensor."""
     if len(args) > 2 and isinstance(args[1], torch.Tensor) and not isinstance(args[2], bool) and _is_packed(args):
         args = (args[0], _contents(args[1]), *args[2:])
@@ -254,7 +254,7 @@ def _made(data: Any, make: Callable[[Any], torch.Tensor]) -> torch.Tensor | None
         return whole.index_put((torch.tensor(flat, device=zeros.device),), values).reshape(shape)
 
 
-def _tensor(func: Any, args: Any, kwargs: Any) -> Any:
+def _tensor(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """`torch.tensor`, `as_tensor`, `asarray`: of a list, a new tensor each, without a history."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if _is_array(data):
@@ -280,7 +280,7 @@ def _is_array(value: Any) -> TypeGuard[ArrayStandIn]:
     return issubclass(type(value), ArrayStandIn)
 
 
-def _item(func: Any, args: Any, kwargs: Any) -> Any:
+def _item(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """`x[index]` and `x[index] = y`, where an index may be an array that was drawn."""
     index = args[1]
     if _is_array(index):
@@ -290,7 +290,7 @@ def _item(func: Any, args: Any, kwargs: Any) -> Any:
     return func(args[0], index, *args[2:], **kwargs)
 
 
-def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
+def _new_tensor(func: Any, args: Args, kwargs: Kwargs) -> Any:
     data = args[1] if len(args) > 1 else kwargs.get("data")
     like = {"dtype": args[0].dtype, "device": args[0].device}
     like |= {key: value for key, value in kwargs.items() if key in like and value is not None}
@@ -304,7 +304,7 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
 
-def _new(func: Any, args: Any, kwargs: Any) -> Any:
+def _new(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """`x.new(data)`: as `new_tensor`, where it is given a list."""
     given = args[1:] or tuple(kwargs[name] for name in ("data",) if name in kwargs)
     if len(given) == 1 and _is_array(given[0]):
@@ -440,19 +440,19 @@ class ValueReaders(Aspect):
         if self.asked.failed is not None:
             raise self.asked.failed
 
-    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _read(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return _READERS[func](func, args, kwargs)
 
-    def _formatted(self, func: Any, args: Any, kwargs: Any) -> str:
+    def _formatted(self, func: Any, args: Args, kwargs: Kwargs) -> str:
         tensor, spec = args
         if type(tensor) is not torch.Tensor or tensor.dim() or not is_stand_in(tensor):
             self.asked.refuse("text", tensor)
         return format(self.recorder.decisions.numbers.ours(tensor.item()), spec)
 
-    def _as_object(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _as_object(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return _OBJECTS[func](self.asked, *args, **kwargs)
 
-    def _as_array(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _as_array(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Of a tensor, what `asarray` does to its history in C++ is done by functions that are recorded."""
         data = args[0] if args else kwargs["obj"]
         if not isinstance(data, torch.Tensor):
@@ -468,7 +468,7 @@ class ValueReaders(Aspect):
         with self.recorder.host.lifting:
             return made.requires_grad_(requires_grad) if requires_grad or made.is_leaf else made.detach()
 
-    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _made(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """A tensor of numbers; on `meta` PyTorch makes it below all modes."""
         made = _READERS[func](func, args, kwargs)
         if made.is_meta and not is_stand_in(made):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from .._torch.engine import current_autograd_node, sequence_nr_of
+from .._torch.ops import Args, Kwargs
 from ..errors import UnsupportedLayoutError
 from ..graph.meta import UNDESCRIBED, TensorSpec, contiguous_strides
 from ..tracing.aspect import Aspect, Row, aspect
@@ -46,7 +47,7 @@ class SparseGradients(Aspect):
             "function that `foregrad.eager_region` marks."
         )
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """An operator's result for a sparse tensor among its arguments; `NotImplemented` without one."""
         entries, rec = self.entries, self.recorder
         if not any(a in entries for a in args):
@@ -118,7 +119,7 @@ class SparseGradients(Aspect):
 
     # ---------------------------------------------------------------- operators that give one
 
-    def make(self, plan: Any, args: Any, kwargs: Any) -> Any:
+    def make(self, plan: Any, args: Args, kwargs: Kwargs) -> Any:
         rec = self.recorder
         dims, _, size, indices, values, *_ = args
         node = current_autograd_node()
@@ -132,14 +133,14 @@ class SparseGradients(Aspect):
             entry = rec.entry(EMBEDDING_BACKWARD, (gradient, rows, size[0], _padding(node), False), {}, False)
         return self.made(entry, tuple(size), dims, values)
 
-    def bag(self, plan: Any, args: Any, kwargs: Any) -> Any:
+    def bag(self, plan: Any, args: Args, kwargs: Kwargs) -> Any:
         rec = self.recorder
         if not gives_sparse(BAG_BACKWARD, args, lambda value: False):
             return rec.pure(plan, args, kwargs)
         entry = rec.entry(BAG_BACKWARD, rec.to_entries(args), rec.to_entries(kwargs), False)
         return self.made(entry, (args[6], args[0].shape[-1]), 1, args[0])
 
-    def index(self, plan: Any, args: Any, kwargs: Any) -> Any:
+    def index(self, plan: Any, args: Args, kwargs: Kwargs) -> Any:
         rec = self.recorder
         node = current_autograd_node()
         if not _is_embedding(node) or _padding(node) < 0:

@@ -13,7 +13,7 @@ from .default import default_partition, policy_partition
 from .index import JointIndex, merge_equal, value_bytes
 from .liveness import is_offloaded
 from .mincut import fused_partition, min_cut_rematerialization_partition
-from .report import Half, Halves, Report, SavedValue, Table, amount, halves_of, in_bytes, make_report
+from .report import Half, Halves, Report, SavedValue, Table, amount, halves_of, in_bytes, make_report, seconds
 from .split import Split, check_split, split
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "op_info",
     "policy_partition",
+    "seconds",
     "split",
     "value_bytes",
 ]

@@ -94,6 +94,14 @@ def amount(count: float) -> str:
     return f"{count:.0f} "
 
 
+def seconds(value: float) -> str:
+    """A time with a unit."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"
+
+
 _MOST_ROWS = 40  # of a printed table
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 60  # of a printed timeline

@@ -16,6 +16,7 @@ from torch import fx
 from .._torch.fakes import FakeTensor
 from .._torch.graphs import body_of, ends_of
 from .._torch.ops import OpOverload
+from .._torch.symbols import Size
 from ..graph.meta import TensorSpec, spec_of
 from ..tracing.tape.opinfo import op_info
 
@@ -113,7 +114,7 @@ def _copy(graph: fx.Graph, node: fx.Node, spec: TensorSpec, mode: object) -> fx.
     return _call(graph, mode, aten.permute.default, laid_out, [order.index(dim) for dim in range(len(order))])
 
 
-def _from_slowest(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+def _from_slowest(shape: Sequence[Size], stride: Sequence[Size]) -> list[int]:
     """The dimensions in the order of a dense tensor's memory."""
     return sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim] != 1), reverse=True)
 

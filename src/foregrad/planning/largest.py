@@ -22,7 +22,7 @@ import torch
 from .._torch.fakes import FakeTensor, without_fake_mode
 from .._torch.nested import leaves, mapped
 from ..dispatch.varying import mark_dynamic
-from ..errors import BudgetError, PlanError, UnsupportedError
+from ..errors import BudgetError, PlanError, UnsupportedError, first_line
 from ..partitioners import Table, in_bytes
 from .devices import bytes_of
 from .planner import make_plan, plan_of
@@ -172,7 +172,7 @@ class _Peaks:
             try:
                 self._step = recipe.step(args, kwargs)
             except UnsupportedError as error:
-                self.why_captured = str(error).partition("\n")[0]
+                self.why_captured = first_line(error)
         return self._step
 
     def captured(self, sizes: Sizes) -> tuple[str, int]:

@@ -21,7 +21,7 @@ from torch import nn
 
 from .._torch.engine import ThreadDispatchMode
 from .._torch.nested import leaves
-from ..errors import PlanError
+from ..errors import PlanError, headline
 from ..graph.source import a_name
 
 aten = torch.ops.aten
@@ -89,10 +89,8 @@ def optimizer_of(asked: Any, twins: Sequence[Twin], *, is_accelerator: bool) -> 
             watch.begin()
             optimizer.step()
     except Exception as error:
-        said = str(error).strip().partition("\n")[0]
-        raise PlanError(
-            f"{name} can't step on tensors without values, so its state is not known: {type(error).__name__}: {said}"
-        ) from error
+        said = headline(error)
+        raise PlanError(f"{name} can't step on tensors without values, so its state is not known: {said}") from error
     state = tuple(_bytes(optimizer.state.get(parameter, {})) for parameter in parameters)
     return Optimizer(name, sum(state), watch.most, watch.moved, state, first, tuple(watch.trace))
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..partitioners import Table, amount, in_bytes
+from ..partitioners import Table, amount, in_bytes, seconds
 from .memory import StepMemory
-from .text import heading, seconds, tables
+from .text import heading, tables
 
 if TYPE_CHECKING:
     from .result import Plan

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import without_fake_mode
-from ..errors import BudgetError, PartitionError, PlanError
+from ..errors import BudgetError, PartitionError, PlanError, headline
 from ..partitioners import in_bytes
 from . import choices
 from .asked import check_sizes
@@ -212,10 +212,8 @@ class _Planner:
         try:
             memory, again_flops, again_s = eager_of(self.step, self.recipe, call, *beside)
         except Exception as error:
-            said = str(error).strip().partition("\n")[0]
-            return Choice(
-                "eager", None, why_not=f"it does not run on tensors without values: {type(error).__name__}: {said}"
-            )
+            said = headline(error)
+            return Choice("eager", None, why_not=f"it does not run on tensors without values: {said}")
         return Choice("eager", memory, again_flops, again_s, 0, self._seconds(again_s, 0))
 
     def _within(self, budget: int) -> Choice:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..partitioners import Table, amount, in_bytes
+from ..partitioners import Table, amount, in_bytes, seconds
 from .choices import Choice
 
 if TYPE_CHECKING:
     from .result import Plan
 
 _MOST = 8  # rows of a printed table
-
-
-def seconds(value: float) -> str:
-    """A time with a unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-6:.3g} us"
 
 
 def heading(plan: Plan) -> list[str]:

@@ -29,6 +29,7 @@ from .._torch.engine import (
     without_torch_functions,
 )
 from .._torch.histories import nodes_behind
+from .._torch.ops import Args, Kwargs
 from .._torch.patches import hooks_off
 from .._torch.settings import settings
 from .._torch.stand_ins import is_stand_in
@@ -73,7 +74,7 @@ class _Watch(ThreadDispatchMode):
             for tensor, before in reversed(self.before):
                 tensor.copy_(before)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         for argument, schema in zip(args, func._schema.arguments, strict=False):
             self._note(argument, schema.alias_info is not None and schema.alias_info.is_write)

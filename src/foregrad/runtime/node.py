@@ -24,7 +24,7 @@ from .._torch.engine import TAKES_HANDED
 from .._torch.graphs import ends_of
 from .._torch.hooks import defined_hooks_only, spare_leaves
 from .._torch.native import native
-from .._torch.symbols import is_symbolic
+from .._torch.symbols import Size, is_symbolic
 from ..graph.meta import TensorSpec, as_captured, in_order, laid_out, memory_order, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
@@ -427,7 +427,7 @@ def _raiser(error: Exception) -> Callable[[], None]:
     return eager_error
 
 
-def _layout(spec: TensorSpec) -> tuple[bool, tuple[int, ...]]:
+def _layout(spec: TensorSpec) -> tuple[bool, tuple[Size, ...]]:
     """(True, strides), or (False, dimensions from outermost to innermost) if strides depend on symbolic sizes."""
     if any(map(is_symbolic, spec.stride)):
         return False, memory_order(spec)

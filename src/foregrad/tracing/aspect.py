@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from .._torch.ops import Args, Kwargs
 from .._torch.patches import Subjects
 from ..annexes import given
 from ..graph.call_effects import CallEffect
@@ -26,7 +27,7 @@ from .heap.records import InputRecord
 from .tape.tape import Entry
 
 Context = contextlib.AbstractContextManager[Any]
-Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+Row = Callable[[Any, Any, Args, Kwargs], Any]
 A = TypeVar("A", bound="Aspect")
 
 
@@ -173,13 +174,17 @@ class Aspects(Subjects):
     """The aspects of one tape, by their classes."""
 
     def __init__(self, found: Iterable[tuple[type[Aspect], Aspect]]) -> None:
-        self.by_class: dict[type[Aspect], Aspect] = dict(found)
-        self.rows = {f: functools.partial(row, one) for one in self for f, row in one.functions.items()}
-        self.operators = {name: functools.partial(row, one) for one in self for name, row in one.operators.items()}
+        self.by_class: dict[type[Aspect], Aspect] = {}
+        self.rows: dict[Any, Callable[..., Any]] = {}
+        self.operators: dict[object, Callable[..., Any]] = {}
+        self.join(found)
 
-    def join(self, parts: Iterable[Aspect]) -> None:
-        """Add parts of the capture itself: they own no functions and operators."""
-        self.by_class |= {type(part): part for part in parts}
+    def join(self, found: Iterable[tuple[type[Aspect], Aspect]]) -> None:
+        """Add further aspects, parts of the capture itself too."""
+        for cls, one in found:
+            self.by_class[cls] = one
+            self.rows |= {function: functools.partial(row, one) for function, row in one.functions.items()}
+            self.operators |= {name: functools.partial(row, one) for name, row in one.operators.items()}
 
     def installers(self) -> Mapping[type, Any]:
         return {cls: cls.install for cls in self.by_class}

@@ -114,7 +114,6 @@ class CaptureParts(Host):
         self.recorder = recorder = Recorder(self.fake_mode, self.origins, self, options.decompositions, self._decisions)
         self.aspects = Aspects((cls, cls(self, recorder)) for cls in aspect_classes())
         self.unrecorded = Unrecorded(recorder)
-        self.history_changes = HistoryChanges(inputs, recorder)
         self.reads = inputs.reads
         self.inner = InnerGradients(inputs, recorder, self.name)
         self.facts = Facts(inputs, self.where)
@@ -127,7 +126,8 @@ class CaptureParts(Host):
         self.functions, self.region = self.called, self.observed.unobserved(self.called.call)
         inputs.unobserved = self.observed.unobserved(inputs.adopt_plain)
         self._note_read = self.observed.unobserved(self.reads.note)
-        self.aspects.join((*self.called.aspects, self.inner, self.facts.gradients, self.history_changes))
+        parts = *self.called.aspects, self.inner, self.facts.gradients, HistoryChanges(inputs, recorder)
+        self.aspects.join((type(part), part) for part in parts)
 
     # ---------------------------------------------------------------- asked of the capture, answered by one part
 
@@ -149,12 +149,6 @@ class CaptureParts(Host):
     def past_the_edges(self, root: Value) -> None:
         self.inputs.whole_memory_needed(root)
 
-    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
-        return self.history_changes.on_mark(tensor, requires_grad)
-
-    def on_detach(self, tensor: torch.Tensor, run: Callable[[], object]) -> None:
-        self.history_changes.on_detach(tensor, run)
-
     def on_hook(self, tensor: torch.Tensor, hook: object, handle: object) -> None:
         self.called.on_hook(tensor, hook, handle)
 
@@ -169,9 +163,6 @@ class CaptureParts(Host):
 
     def missing(self, tensor: torch.Tensor, name: str) -> None:
         self.facts.missing(tensor, name)
-
-    def on_gradient(self, *args: object, **kwargs: object) -> None:
-        self.inner.note(*args, **kwargs)
 
     def accumulating(self, roots: Sequence[object]) -> AbstractContextManager[None]:
         return self.facts.gradients.accumulating(roots)

@@ -13,7 +13,7 @@ import torch
 
 from ..._torch.fakes import without_fake_mode
 from ..._torch.graphs import size_hint, symbol_of
-from ...errors import ArtifactError
+from ...errors import ArtifactError, first_line
 from ...frontend.tree import flatten
 from ...graph.effect_log import Detach, MarkRequiresGrad, OutputInfo, TakeView, Write
 from ...graph.meta import TensorSpec
@@ -124,10 +124,8 @@ class Artifact:
             try:
                 return torch.export.export(module, args, kwargs, dynamic_shapes=shapes if is_dynamic else None)
             except Exception as error:
-                text = str(error).strip().partition("\n")[0]
-                raise ArtifactError(
-                    f"the forward of `{self.name}` is no exported program: torch.export refused it ({text})"
-                ) from error
+                said = f"torch.export refused it ({first_line(error)})"
+                raise ArtifactError(f"the forward of `{self.name}` is no exported program: {said}") from error
 
     # ---------------------------------------------------------------- files
 

@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import torch
 
+from ..._torch.symbols import Size
 from ..._torch.tensors import storage_key
 from ...errors import ArtifactError, ForegradError
 from ...graph.meta import TensorSpec
@@ -304,7 +305,7 @@ def dump_tensors(entries: Sequence[StateEntry]) -> tuple[list[dict[str, Any]], l
         _check_storable(entry)
         if entry.tensor.numel():
             shared.setdefault(storage_key(entry.tensor), []).append(entry)
-    memories: dict[int, tuple[str, int]] = {}
+    memories: dict[int, tuple[str, Size]] = {}
     for key, group in shared.items():
         specs = [TensorSpec.of(entry.tensor) for entry in group]
         if len(group) > 1 or not specs[0].is_dense:
@@ -341,7 +342,7 @@ def _check_storable(entry: StateEntry) -> None:
         raise ArtifactError(f"the {entry.kind} {entry.name} is a {tensor.layout} tensor on {tensor.device}")
 
 
-def _memory(group: list[StateEntry], specs: list[TensorSpec], name: str) -> tuple[tuple[str, int], torch.Tensor]:
+def _memory(group: list[StateEntry], specs: list[TensorSpec], name: str) -> tuple[tuple[str, Size], torch.Tensor]:
     """The memory that a group of tensors lies in, with its place in the file."""
     first = group[0].tensor.detach()
     if any(spec.dtype is not first.dtype or spec.conj for spec in specs):

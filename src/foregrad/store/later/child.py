@@ -18,6 +18,7 @@ import torch
 
 from ...api import pipeline_for
 from ...config import config
+from ...errors import headline
 from ..cache.describe import digest
 from .job import PARTITIONS, StaysError, circumstances, graph_from_data, take_settings
 from .successor import compiled_later, drawing_as_eager
@@ -51,7 +52,7 @@ def _answer(message: Any) -> dict[str, Any]:
     except StaysError as why:
         return {"error": str(why), "stays": True}
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
+        return {"error": headline(error)}
     return {}
 
 

@@ -181,7 +181,7 @@ def _node_from(
             raise ArtifactError(f"there is no constant {key[:80]!r}")
         tensor = constants[key]
         spec = dict.get(meta, "spec")
-        if not isinstance(spec, TensorSpec) or (tensor.shape, tensor.dtype) != (torch.Size(spec.shape), spec.dtype):
+        if not isinstance(spec, TensorSpec) or (tensor.shape, tensor.dtype) != (spec.shape, spec.dtype):
             raise ArtifactError(f"the constant {key[:80]!r} has a layout that differs from the graph's")
         attribute = attributes(key, len(root._buffers))
         if attribute not in root._buffers:

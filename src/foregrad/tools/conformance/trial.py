@@ -20,7 +20,7 @@ from torch import fx, nn
 
 import foregrad
 from foregrad._torch.tools import is_random, named_leaves
-from foregrad.errors import BackendError, ForegradError, UnsupportedError
+from foregrad.errors import BackendError, ForegradError, UnsupportedError, first_line, headline
 from foregrad.extend import CompileStage, Watcher, watching
 from foregrad.graph.role import GraphRole
 from foregrad.tools.verification.compare import Gap
@@ -182,12 +182,12 @@ class _Trial:
 
     def _raised(self, error: BaseException) -> _FaultError:
         if isinstance(error, UnsupportedError):
-            return _FaultError(CaseVerdict.SKIPPED, f"foregrad does not capture it: {_first_line(error)}")
+            return _FaultError(CaseVerdict.SKIPPED, f"foregrad does not capture it: {first_line(error)}")
         if isinstance(error, BackendError) or self.subject.partition is not None:
-            return _FaultError(CaseVerdict.WRONG, _said(error))
+            return _FaultError(CaseVerdict.WRONG, headline(error))
         if isinstance(error, ForegradError):
-            return _FaultError(CaseVerdict.SKIPPED, _said(error))
-        return _FaultError(CaseVerdict.CRASHED, _said(error))
+            return _FaultError(CaseVerdict.SKIPPED, headline(error))
+        return _FaultError(CaseVerdict.CRASHED, headline(error))
 
     def _called_twice(self, compile: Callable[..., Any], program: CaseProgram) -> _FaultError | None:
         """Two calls with equal arguments: the second gives equal results, and leaves the first call's unchanged."""
@@ -279,7 +279,7 @@ class _Trial:
 
     def _refused(self, role: GraphRole, error: Exception) -> _FaultError:
         if self.subject.partition is not None:
-            return _FaultError(CaseVerdict.REFUSED, _said(error), role.phase)
+            return _FaultError(CaseVerdict.REFUSED, headline(error), role.phase)
         eager = Probe(_as_it_is)
         other = _Trial(self.case, dataclasses.replace(self.subject, compiler=_as_it_is), self.program)
         other.probe = eager
@@ -287,13 +287,13 @@ class _Trial:
         call = next((c for c in eager.calls if c.role.phase == role.phase), None)
         culprit = None
         if call is not None:
-            culprit = self._smallest(call, functools.partial(self._failing, type(error)), _said(error))
-        return _FaultError(CaseVerdict.REFUSED, _said(error), role.phase, culprit)
+            culprit = self._smallest(call, functools.partial(self._failing, type(error)), headline(error))
+        return _FaultError(CaseVerdict.REFUSED, headline(error), role.phase, culprit)
 
     def _crashed(self, call: GraphCall, error: BaseException) -> _FaultError:
         again = functools.partial(self._failing, type(error))
         verdict = CaseVerdict.WRONG if isinstance(error, BackendError) else CaseVerdict.CRASHED
-        return _FaultError(verdict, _said(error), call.role.phase, self._smallest(call, again, _said(error)))
+        return _FaultError(verdict, headline(error), call.role.phase, self._smallest(call, again, headline(error)))
 
     def _smallest(self, call: GraphCall, again: Callable[..., Any], text: str) -> Culprit | None:
         if self.case.count > 1:  # each case is tried by itself next
@@ -477,11 +477,3 @@ def _drawn(value: Any) -> Any:
     shape, strides = ([int(n) for n in numbers] for numbers in (value.shape, value.stride()))
     tensor = torch.empty_strided(shape, strides, dtype=value.dtype)
     return tensor.fill_(1)
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_first_line(error)}"
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

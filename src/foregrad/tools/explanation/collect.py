@@ -22,7 +22,7 @@ import torch
 
 import foregrad
 from foregrad._torch.tools import graph_breaks, is_absent, leaves_of, without_fake_mode
-from foregrad.errors import ForegradWarning, UnknownLeafError, UnsupportedError
+from foregrad.errors import ForegradWarning, UnknownLeafError, UnsupportedError, first_line, headline
 from foregrad.extend import GraphView, compiling, phase
 from foregrad.graph.joint import Partitioned
 from foregrad.graph.meta import TensorSpec, paddings
@@ -147,7 +147,7 @@ class _Explainer:
                 with _quiet(), phase("measurements", compiles=False):
                     memory, seconds = self._measured(graph, memory, compile_s)
             except Exception as error:  # a second backward through what the first call wrote, say
-                why_not = f"a step failed with {type(error).__name__}: {str(error).splitlines()[0]}"
+                why_not = f"a step failed with {headline(error)}"
         explanation = self._explanation(
             program=program_of(graph),
             memory=memory,
@@ -319,7 +319,7 @@ class _Explainer:
             with _quiet():
                 _, breaks = graph_breaks(self.subject.function, self.subject.args, self.subject.kwargs)
         except Exception as error:
-            yield EagerPart("Dynamo", f"It fails: {str(error).splitlines()[0]}", kind="graph break")
+            yield EagerPart("Dynamo", f"It fails: {first_line(error)}", kind="graph break")
             return
         for one in breaks:
             lines = [line.strip() for line in one.reason.splitlines() if line.strip()]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any
 
-from foregrad.partitioners import amount, in_bytes
+from foregrad.partitioners import amount, in_bytes, seconds
 
 from .advice import groups
-from .text import by_modules, seconds
+from .text import by_modules
 from .tree import Findings, Memory, Operator, SavedTensor
 
 _FOLDER = pathlib.Path(__file__).parent / "page"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from foregrad.partitioners import Table, amount, in_bytes
+from foregrad.partitioners import Table, amount, in_bytes, seconds
 
 from .advice import groups
 from .tree import Findings, SavedTensor
@@ -32,14 +32,8 @@ class Section:
     tables: tuple[Table, ...] = ()
 
 
-def seconds(value: float | None) -> str:
-    """A time with a unit."""
-    if value is None:
-        return "not measured"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-6:.3g} us"
+def _timed(value: float | None) -> str:
+    return "not measured" if value is None else seconds(value)
 
 
 def _measured(count: int | None) -> str:
@@ -88,7 +82,7 @@ def sections(findings: Findings) -> Iterator[Section]:
     by_module = list(by_modules(findings))
     if len(by_module) > 1:
         rows = [
-            [in_bytes(one.kept), f"{amount(one.flops)}FLOP", seconds(one.seconds), one.where, one.cls]
+            [in_bytes(one.kept), f"{amount(one.flops)}FLOP", _timed(one.seconds), one.where, one.cls]
             for one in by_module
         ]
         columns = ("kept", "operations", "eager forward", "module", "class")

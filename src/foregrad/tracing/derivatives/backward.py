@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,12 +15,12 @@ from ..._torch.histories import have_hooks, lead_to, nodes_behind, noting_arriva
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view
 from ..._torch.wrappers import is_wrapper, parts_of
-from ...errors import ForegradError, UnsupportedError, without_frames
+from ...errors import ForegradError, UnsupportedError, first_line, without_frames
 from ...frontend.openings import opener
 from ...graph.call_effects import KeepApart
 from ...graph.signature import GradientPaths
 from ...identity import ById
-from ..aspect import Aspect, Settled
+from ..aspect import Aspect, Row, Settled
 from ..effects.analysis import Analysis
 from ..heap.metadata_changes import keeps_history
 from ..heap.records import InputRecord, is_no_grad_view
@@ -159,7 +159,7 @@ class Backward:
             view = values[event.tensor].fake
             if view is not None and is_view(view) and view.requires_grad and after.spec.shape != event.value.spec.shape:
                 return UnsupportedError(
-                    f"PyTorch fails in the derivative of a captured function: {str(error).splitlines()[0]} A cause may "
+                    f"PyTorch fails in the derivative of a captured function: {first_line(error)} A cause may "
                     f"be the view that is given other sizes in place at {changes.where(view)} (`set_`, `.data = ...`); "
                     "use a tensor of its own."
                 )
@@ -300,10 +300,16 @@ class InnerGradients(Aspect):
         self.found: list[tuple[list[InputRecord], list[InputRecord], str]] = []
         self.was_asked = False
 
-    def note(self, outputs: Any, inputs: object, **_: object) -> None:
-        """A call of `torch.autograd.grad` on stand-ins. Raises where eager would leave the function."""
-        if self.recorder.in_backward:
-            return  # that of the function itself
+    def grad(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`torch.autograd.grad` on stand-ins."""
+        if not self.recorder.in_backward:  # that of the function itself
+            self._note(*args[:2], **kwargs)
+        return function(*args, **kwargs)
+
+    functions: ClassVar[Mapping[Any, Row]] = {torch.autograd.grad: grad}
+
+    def _note(self, outputs: Any, inputs: object, **_: object) -> None:
+        """Raise where eager would leave the function."""
         self.was_asked = True
         by_stand_in = self.inputs.by_stand_in
         outputs = [t for t in _flat(outputs) if isinstance(t, torch.Tensor) and t.grad_fn is not None]

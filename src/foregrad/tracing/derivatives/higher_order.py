@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from ..._torch.graphs import symbol_of
-from ..._torch.symbols import concrete, has_symbolic
+from ..._torch.symbols import Size, concrete, has_symbolic
 from ..._torch.wrappers import is_wrapper, parts_of
 from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError, without_frames
 from ...frontend.openings import opener
@@ -288,19 +288,19 @@ def tangents_of(
             yield opener().wrap(kind.spec, parts)
 
 
-def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[object]) -> TensorSpec:
+def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[Size]) -> TensorSpec:
     """The layout of a plain tensor in the tangent of a result with varying sizes."""
     own = _sizes_of_result(spec.shape, kind, shape)
     return TensorSpec(own, contiguous_strides(own), spec.dtype, spec.device)
 
 
-def _at_capture(spec: Any, kind: TangentKind, shape: Sequence[object]) -> Any:
+def _at_capture(spec: Any, kind: TangentKind, shape: Sequence[Size]) -> Any:
     """The spec with the sizes that it would have had when the function was captured."""
     own = tuple(map(concrete, _sizes_of_result(spec.shape, kind, shape)))
     inner = tuple(None if held is None else _at_capture(held, kind, shape) for held in spec.inner)
     return dataclasses.replace(spec, shape=own, stride=contiguous_strides(own), inner=inner)
 
 
-def _sizes_of_result(numbers: Sequence[int], kind: TangentKind, shape: Sequence[object]) -> tuple[Any, ...]:
+def _sizes_of_result(numbers: Sequence[Size], kind: TangentKind, shape: Sequence[Size]) -> tuple[Size, ...]:
     places = [place_of_size(number, dim, kind.shape) for dim, number in enumerate(numbers)]
     return tuple(number if place is None else shape[place] for number, place in zip(numbers, places, strict=True))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..._torch.ops import Args, Kwargs
 from ...errors import UnsupportedSideEffectError
 from ...graph.call_effects import EffectTarget, RetainGradient
 from ...identity import IdSet
@@ -24,7 +25,7 @@ class RetainedGradients(Aspect):
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.retained: IdSet[torch.Tensor] = IdSet()
 
-    def retain(self, function: Any, args: Any, kwargs: dict[str, object]) -> object:
+    def retain(self, function: Any, args: Args, kwargs: Kwargs) -> object:
         self.retained.add(args[0])
         return function(*args, **kwargs)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..._torch.ops import Args, Kwargs
 from ..._torch.tensors import base_of, history_of, is_marked, is_view
 from ...errors import UnsupportedMutationError
 from ...graph.effect_log import Detach, Effect, Handle, InplaceView, MarkRequiresGrad, SetData
@@ -33,7 +34,7 @@ class MetadataChanges:
         self.changed_at: ById[torch.Tensor, Origin] = ById()  # where sizes, memory or history last changed in place
         self._unclear: list[tuple[Storage, Exception, int | None]] = []  # see `differs_by_place`
 
-    def run(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+    def run(self, info: OpInfo, args: Args, kwargs: Kwargs) -> Any:
         """t_, squeeze_, as_strided_, resize_: the tensor becomes a different view, or a different tensor."""
         rec, func = self.recorder, info.op
         name = func._schema.name
@@ -52,7 +53,7 @@ class MetadataChanges:
         self.become_view(tensor, old, view)
         return out
 
-    def _change_sizes(self, tensor: torch.Tensor, old: Value, op: Any, args: Any, kwargs: Any) -> None:
+    def _change_sizes(self, tensor: torch.Tensor, old: Value, op: Any, args: Args, kwargs: Kwargs) -> None:
         effect = InplaceView(-1, op, args, tuple(kwargs.items()), torch.is_grad_enabled())
         old.storage.changes.append(Change(self.log.note(effect, tensor, old), tensor))
 
@@ -121,7 +122,7 @@ class MetadataChanges:
         value.storage.changes.append(Change(self.log.note(Detach(-1), tensor, value), tensor))
         self.changed_at[tensor] = self.recorder.origins.here()
 
-    def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: object) -> Any:
+    def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Args, kwargs: Kwargs) -> Any:
         rec = self.recorder
         old = rec.value_of(tensor)
         had = old.root.spec

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..._torch.nested import tensors_in
+from ..._torch.ops import Args, Kwargs
 from ..._torch.random_operators import drawing_from
 from ..._torch.symbols import has_symbolic
 from ..._torch.tensors import storage_key
@@ -25,7 +26,7 @@ def check_view(source: torch.Tensor, size: Any) -> None:
         torch.empty_strided(source.size(), source.stride(), device="meta").view(size)
 
 
-def check_write(func: object, args: Any, kwargs: object) -> None:
+def check_write(func: object, args: Args, kwargs: Kwargs) -> None:
     """Raise the kernel's error about a source of another dtype."""
     is_other = func is torch.ops.aten.index_put_.default and args[0].dtype is not args[2].dtype
     if is_other and not any(map(is_symbolic_tensor, tensors_in(args))):
@@ -66,7 +67,7 @@ def is_symbolic_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and has_symbolic((*value.size(), *value.stride()))
 
 
-def ask_kernel(op: Any, args: Any, kwargs: Any) -> Any:
+def ask_kernel(op: Any, args: Args, kwargs: Kwargs) -> Any:
     """The result, or error, of the operator's kernel on zeros laid out like the fakes among the arguments.
 
     NotImplemented where they would take too much memory, or random numbers that other threads draw too.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ..._torch.fakes import FakeTensorMode
+from ..._torch.ops import Args, Kwargs
 from ..._torch.patches import Hooks
 from ...graph.meta import TensorSpec
 from ...identity import ById, IdSet
@@ -78,7 +79,7 @@ class Host(Hooks):
         """The user's line."""
         raise NotImplementedError
 
-    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Args, Kwargs]:
         swapped: tuple[tuple[object, ...], dict[str, object]] = self.lifting.swap(args, kwargs)
         return swapped
 
@@ -103,23 +104,12 @@ class Host(Hooks):
     def on_missing(self, root: Value, where: str) -> None:
         """A backward writes to an input that it was not known to write."""
 
-    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
-        """Before `tensor.requires_grad_()`, or an assignment: whether to do it."""
-        return False
-
-    def on_detach(self, tensor: torch.Tensor, run: Callable[[], object]) -> None:
-        """In place of `tensor.detach_()`; `run()` does it."""
-        run()
-
     def on_hook(self, tensor: torch.Tensor, hook: object, handle: object) -> None:
         """A hook was registered on a tensor."""
 
     def hook_instead(self, hook: object) -> object:
         """The substitute that is registered for a hook."""
         return hook
-
-    def on_gradient(self, *args: object, **kwargs: object) -> None:
-        """`torch.autograd.grad` is called."""
 
     def on_numpy(self, cls: object) -> None:
         """A custom Function hands a tensor to NumPy."""
@@ -132,7 +122,7 @@ class Host(Hooks):
 class OpaqueTensors(Protocol):
     """The aspect that owns a recorder's tensors without a known memory."""
 
-    def run(self, func: object, args: object, kwargs: object) -> Any:
+    def run(self, func: object, args: Args, kwargs: Kwargs) -> Any:
         """An operator's result for a tensor of the kind among its arguments; `NotImplemented` where there is none."""
 
     def refused(self) -> Exception:
@@ -170,9 +160,9 @@ class Recording(Protocol):
 
     def in_region(self, tag: object) -> contextlib.AbstractContextManager[None]: ...
 
-    def entry(self, target: object, args: object, kwargs: object, is_random: bool) -> Entry: ...
+    def entry(self, target: object, args: Args, kwargs: Kwargs, is_random: bool) -> Entry: ...
 
-    def emit(self, target: object, *args: object, kwargs: object = None, spec: Any = None) -> Entry: ...
+    def emit(self, target: object, *args: object, kwargs: Kwargs | None = None, spec: Any = None) -> Entry: ...
 
     def made(self) -> Made: ...
 
@@ -194,8 +184,8 @@ class Recording(Protocol):
 
     def fake_of(self, spec: TensorSpec) -> torch.Tensor: ...
 
-    def pure(self, plan: Any, args: Any, kwargs: Any) -> Any: ...
+    def pure(self, plan: Any, args: Args, kwargs: Kwargs) -> Any: ...
 
     def kernels(self, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any: ...
 
-    def run_fake(self, func: object, args: object, kwargs: object) -> Any: ...
+    def run_fake(self, func: object, args: Args, kwargs: Kwargs) -> Any: ...

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..._torch.ops import Kwargs
+from ..._torch.symbols import Size
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import IDENTITIES, take_data
 from ..tape.origin import Made
@@ -152,7 +154,7 @@ def _neg(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new
 
 
 def _is_contiguous(spec: TensorSpec) -> bool:
-    expected = 1
+    expected: Size = 1
     for size, stride in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
         if size != 1 and stride != expected:
             return False
@@ -210,7 +212,7 @@ def undone(view: Entry, copy: Entry) -> Entry | None:
     if rule not in _LAYOUT_KEPT and not (rule is _reshape and _is_contiguous(base.spec)):
         return None
 
-    def emit(target: Any, *args: Any, kwargs: dict[str, Any] | None = None, spec: TensorSpec | None = None) -> Entry:
+    def emit(target: Any, *args: Any, kwargs: Kwargs | None = None, spec: TensorSpec | None = None) -> Entry:
         return Entry(target, args, kwargs or {}, spec or base.spec)
 
     return rule(emit, view.args, base, base.spec, copy, None)
@@ -237,7 +239,7 @@ def write_back(
     return rule(emit, args, base, base_spec, new, index)
 
 
-def moved(spec: TensorSpec, offset: object) -> TensorSpec:
+def moved(spec: TensorSpec, offset: Size) -> TensorSpec:
     """The spec at a new place in memory."""
     if spec.offset is offset or spec.offset == offset:
         return spec

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ..._torch.nested import tensors_in
-from ..._torch.ops import OpOverload
+from ..._torch.ops import Args, Kwargs, OpOverload
 from ...graph.meta import TensorSpec
 from ...identity import IdSet
 from ..tape.opinfo import CallOnCopies, OpInfo
@@ -40,7 +40,7 @@ class Writes:
 
     # ---------------------------------------------------------------- elements
 
-    def elements(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def elements(self, info: OpInfo, args: Args, kwargs: Kwargs) -> Any:
         """An operator that writes to the elements of some arguments, in place or through `out=`."""
         rec, func = self.recorder, info.op
         given = by_position(info, args, kwargs)
@@ -75,9 +75,7 @@ class Writes:
         """`tensor` takes the value of `new`: `copy_` below autograd, without a version count."""
         self._write(tensor, self._copied(tensor, new))
 
-    def _functional(
-        self, info: OpInfo, args: Sequence[object], kwargs: Mapping[str, object], before: list[Any], out: object
-    ) -> list[Entry]:
+    def _functional(self, info: OpInfo, args: Args, kwargs: Kwargs, before: list[Any], out: object) -> list[Entry]:
         """Record the functional form; bind its other results; return the entries for the written tensors."""
         rec, functional = self.recorder, info.functional
         assert functional is not None
@@ -98,7 +96,7 @@ class Writes:
             else:
                 positional.append(before[i])
                 fake_positional.append(given[i])
-        entry = rec.entry(functional, positional, keywords, info.is_random)
+        entry = rec.entry(functional, tuple(positional), keywords, info.is_random)
         result = rec.run_fake(functional, tuple(fake_positional), fake_keywords)
         entry.spec = rec.specs_of(result)
         results = as_entries(rec, entry, result)
@@ -115,7 +113,7 @@ class Writes:
         call = CallOnCopies(info.op, writes)
         upto = max(given) + 1
         defaults = [a.default_value for a in info.op._schema.arguments]
-        args = [before[i] if i in given else defaults[i] for i in range(upto)]
+        args = tuple(before[i] if i in given else defaults[i] for i in range(upto))
         entry = rec.entry(call, args, {}, info.is_random)
         targets = [given[i] for i in writes if given.get(i) is not None]
         returned = as_tuple(out)
@@ -191,7 +189,7 @@ class Writes:
         """Batch norm updates its running statistics when it has them and is training."""
         return args[5] is True and all(args[i] is not None for i in info.hidden_writes)
 
-    def hidden(self, info: OpInfo, args: object, kwargs: object) -> Any:
+    def hidden(self, info: OpInfo, args: Args, kwargs: Kwargs) -> Any:
         """Operators with a schema that keeps quiet about a write."""
         rec = self.recorder
         given = by_position(info, args, kwargs)
@@ -233,7 +231,7 @@ def _plain(spec: TensorSpec, value: Value) -> TensorSpec:
 # Arguments and results of an operator, taken apart: tensors in lists, entries of several values.
 
 
-def by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
+def by_position(info: OpInfo, args: Args, kwargs: Kwargs) -> dict[int, Any]:
     given = dict(enumerate(args))
     for i, name in enumerate(info.argument_names):
         if name in kwargs:
@@ -355,7 +353,7 @@ def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
         return False
     if not (a.is_static and b.is_static):
         return True
-    starts = [spec.offset * spec.dtype.itemsize for spec in (a, b)]
+    starts: list[Any] = [spec.offset * spec.dtype.itemsize for spec in (a, b)]
     steps = [
         sorted((s * spec.dtype.itemsize, n) for s, n in zip(spec.stride, spec.shape, strict=True) if n > 1)
         for spec in (a, b)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from ..._torch.engine import is_tracing_functorch
 from ..._torch.fakes import FakeTensor, FakeTensorMode
 from ..._torch.levels import levels_off
+from ..._torch.ops import Args, Kwargs
 from ..._torch.stand_ins import become_parameter, is_stand_in
 from ..._torch.symbols import TracedInt, has_symbolic, is_ragged, is_symbolic, symbol_made
 from ..._torch.tensors import (
@@ -36,7 +37,7 @@ from ...graph.signature import PartOf, Signature
 from ...graph.slots import Closure, Input, Slot
 from ...identity import ById, IdSet
 from ...tracing.tape.again import CaptureAgain, SharedClosureFound
-from ..aspect import Aspect
+from ..aspect import Aspect, Row
 from ..heap.alias import Value
 from ..heap.records import InputRecord, NumberRecord, is_moved, is_no_grad_view
 from ..heap.refusals import changed_with_gradients, past_the_edges
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
     from ...frontend.answers import PlacesRead, WalkedState
 
 aten = torch.ops.aten
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_TENSOR: Any = torch.Tensor
+Arguments = tuple[Args, Kwargs]
 _FLOAT = TensorSpec((), (), torch.float64, torch.device("cpu"))
 
 
@@ -413,30 +415,37 @@ class HistoryChanges(Aspect):
     def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
         self.inputs, self.recorder = inputs, recorder
 
-    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
-        """`requires_grad_(requires_grad)` is about to be called; whether that is done with."""
+    def set_requires_grad(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`requires_grad_(value)`, or an assignment to `requires_grad`."""
+        tensor, requires_grad = args[0], bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
         if is_wrapper(tensor):
-            if tensor.requires_grad is not requires_grad:
-                self.inputs.wrappers.check_history(tensor, "requires_grad_()", user_line(self.recorder.origins.here()))
-            return tensor.requires_grad is requires_grad
+            if tensor.requires_grad is requires_grad:
+                return tensor
+            self.inputs.wrappers.check_history(tensor, "requires_grad_()", user_line(self.recorder.origins.here()))
+            return function(*args, **kwargs)
         value = self.recorder.values.get(tensor)
         if value is not None:  # no transform's own
             effect = MarkRequiresGrad(-1) if requires_grad else Detach(-1, in_place=False)
             self.recorder.changes.log.note(effect, tensor, value)
             self.recorder.changes.changed_at[tensor] = self.recorder.origins.here()
         self._check_mark(tensor)
-        return False
+        return function(*args, **kwargs)
 
-    def on_detach(self, tensor: torch.Tensor, run: Callable[[], object]) -> None:
-        """`detach_` is called; `run` does it."""
-        if is_wrapper(tensor):
-            if tensor.requires_grad:
-                self.inputs.wrappers.check_history(tensor, "detach_()", user_line(self.recorder.origins.here()))
-            run()
-            return
-        self._check_detach(tensor)
-        self.recorder.changes.detach(tensor)
-        run()
+    def detach(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`detach_()`."""
+        tensor = args[0]
+        if not is_wrapper(tensor):
+            self._check_detach(tensor)
+            self.recorder.changes.detach(tensor)
+        elif tensor.requires_grad:
+            self.inputs.wrappers.check_history(tensor, "detach_()", user_line(self.recorder.origins.here()))
+        return function(*args, **kwargs)
+
+    functions: ClassVar[Mapping[Any, Row]] = {
+        torch.Tensor.requires_grad_: set_requires_grad,
+        _TENSOR.requires_grad.__set__: set_requires_grad,
+        torch.Tensor.detach_: detach,
+    }
 
     def _check_mark(self, stand_in: torch.Tensor) -> None:
         """Let stand-ins of marked views, and of views of the marked tensor, be views too."""

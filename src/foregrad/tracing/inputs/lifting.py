@@ -7,7 +7,6 @@ its fake without touching the module it lives in: the user's code sees its own o
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import torch
 from ..._torch.engine import TorchFunctionMode, dispatching_again, is_function_mode_on, single_threaded_backward
 from ..._torch.hooks import unless_cut
 from ..._torch.levels import bottom_of
+from ..._torch.ops import Args, Kwargs
 from ..._torch.patches import applied_function, is_capturing
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_inside_transform
@@ -39,7 +39,7 @@ class Overriding(Protocol):
     """The first to see torch functions, once the program has tensors of classes that override torch functions."""
 
     def torch_function(
-        self, mode: object, run: Callable[..., object], func: object, types: object, args: object, kwargs: object
+        self, mode: object, run: Callable[..., object], func: object, types: object, args: Args, kwargs: Kwargs
     ) -> Any:
         """The result of a torch function; `run(func, args, kwargs)` would compute it."""
 
@@ -59,14 +59,14 @@ class Lifting(TorchFunctionMode):
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
 
-    def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> Any:
+    def __torch_function__(self, func: object, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if held.pending:
             deliver()
         if self.overriding is not None:
-            return self.overriding.torch_function(self, self._run, func, types, args, kwargs)
-        return self._run(func, args, kwargs)
+            return self.overriding.torch_function(self, self._run, func, types, args, kwargs or {})
+        return self._run(func, args, kwargs or {})
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if func in _KEEP_REAL:
             return func(*args, **(kwargs or {}))
         answer = self.host.ask(func, args, kwargs)
@@ -101,7 +101,7 @@ class Lifting(TorchFunctionMode):
         with around, single_threaded_backward(), contextlib.nullcontext() if is_function_mode_on(self) else self:
             yield
 
-    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Args, Kwargs]:
         """The arguments, with a stand-in for each real tensor."""
         for arg in args:
             if not is_stand_in(arg) and isinstance(arg, (torch.Tensor, list, tuple, dict)):
@@ -152,7 +152,7 @@ class Lifting(TorchFunctionMode):
     def _address(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         raise UnsupportedError(f"the address of a tensor is read at {self.where()}: it differs in each call.")
 
-    def _hook(self, func: Callable[..., object], args: Any, kwargs: dict[str, object]) -> object:
+    def _hook(self, func: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
         hook = args[1] if len(args) > 1 else kwargs["hook"]
         handle = func(args[0], unless_cut(self.host.hook_instead(hook)))
         self.has_hooks = True
@@ -161,10 +161,6 @@ class Lifting(TorchFunctionMode):
 
     def _names(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         return [name for name in func(*args, **kwargs) if name != "__getattr__"]  # see patches.py
-
-    def _gradient(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        self.host.on_gradient(*args[:2], **kwargs)
-        return func(*args, **kwargs)
 
     def _item(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         number = func(*args, **kwargs)
@@ -186,10 +182,6 @@ class Lifting(TorchFunctionMode):
                 func(*args, **kwargs) if func is not _TENSOR.__bool__ else bool(self._item(_TENSOR.item, args, kwargs))
             )
 
-    def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
-        value = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
-        return args[0] if self.host.on_mark(args[0], value) else func(*args, **kwargs)
-
     def _values_only(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         with eigenvalues_only():
             return func(*args, **kwargs)
@@ -204,16 +196,12 @@ class Lifting(TorchFunctionMode):
         watch_determinant(result, args[0] if args else next(iter(kwargs.values())))
         return result
 
-    def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> object:
-        self.host.on_detach(args[0], functools.partial(func, *args, **kwargs))
-        return args[0]
-
     def _take_data(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         result = func(*args, **kwargs)
         self.recorder.taken_as_data(result)
         return result
 
-    def _assign_data(self, func: Callable[..., object], args: Any, kwargs: dict[str, object]) -> object:
+    def _assign_data(self, func: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
         result = func(*args, **kwargs)
         self.recorder.replaced_by(args[0], args[1])
         return result
@@ -253,15 +241,11 @@ _SPECIAL: dict[object, Callable[[Lifting, Any, Any, Any], object]] = {
     torch.Tensor.__dlpack__: Lifting._numpy,
     **dict.fromkeys(_ADDRESSES, Lifting._address),
     _TENSOR.to_mkldnn: Lifting._sparse,
-    torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
     **dict.fromkeys(_NUMBERS, Lifting._number),
     **dict.fromkeys(_SIZES, Lifting._size),
     torch.Tensor.register_hook: Lifting._hook,
     torch.Tensor.__dir__: Lifting._names,
-    torch.Tensor.detach_: Lifting._detach_in_place,
-    torch.Tensor.requires_grad_: Lifting._mark,
-    _TENSOR.requires_grad.__set__: Lifting._mark,
     _TENSOR.data.__get__: Lifting._take_data,
     _TENSOR.data.__set__: Lifting._assign_data,
 }

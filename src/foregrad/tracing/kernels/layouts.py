@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from ..._torch.symbols import is_product_of_sizes, is_symbolic, map_symbolic
+from ..._torch.ops import Args, Kwargs
+from ..._torch.symbols import Size, is_product_of_sizes, is_symbolic, map_symbolic
 from ...graph.meta import TensorSpec, contiguous_strides
 
 aten = torch.ops.aten
 
 Specs = Sequence[TensorSpec]
 # Takes the specs of the tensors among the arguments, in order, and the arguments.
-Rule = Callable[[Specs, tuple[Any, ...], dict[str, Any]], Any]
+Rule = Callable[[Specs, Args, Kwargs], Any]
 
 
 def layout_of(op: object, specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
@@ -49,7 +50,7 @@ def _are_alike(specs: Specs) -> bool:
     return all(s.dtype is first.dtype and s.device == first.device and 0 not in s.shape for s in specs)
 
 
-def _new(shape: Sequence[int], like: TensorSpec) -> TensorSpec:
+def _new(shape: Sequence[Size], like: TensorSpec) -> TensorSpec:
     return TensorSpec(tuple(shape), contiguous_strides(shape), like.dtype, like.device)
 
 
@@ -87,7 +88,8 @@ def _with_number(spec: TensorSpec, args: tuple[object, ...], kwargs: dict[str, o
                 break
             if (spec.stride[inner], spec.shape[inner]) > (spec.stride[outer], spec.shape[outer]):
                 order[before], order[before + 1] = outer, inner
-    strides, elements = [0] * len(order), 1
+    strides: list[Size] = [0] * len(order)
+    elements: Size = 1
     for dim in order:
         strides[dim], elements = elements, elements * spec.shape[dim]
     return TensorSpec(spec.shape, tuple(strides), spec.dtype, spec.device)
@@ -135,7 +137,7 @@ def _bmm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> o
     return _new((a.shape[0], a.shape[1], b.shape[2]), a)
 
 
-def _layer_norm(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+def _layer_norm(specs: Specs, args: Args, kwargs: Kwargs) -> object:
     x = specs[0]
     if len(args) != 5 or kwargs or not _is_normalised(x, args[1], specs[1:]):
         return None
@@ -201,7 +203,7 @@ def _convolution(specs: Specs, args: tuple[object, ...], kwargs: dict[str, objec
     return _convolved(specs[0], specs[1], args[3:])
 
 
-def _convolution_backward(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+def _convolution_backward(specs: Specs, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 11 or kwargs:
         return None
     grad, x, weight = specs
@@ -305,13 +307,16 @@ def _wrapped_spec(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(shape, stride, spec.dtype, spec.device, _wrapped(spec.offset))
 
 
+def _unwrapped(number: object) -> Any:
+    return number.number if type(number) is _Size else number
+
+
 def _plain(value: Any) -> Any:
     """The spec, or the tuple of specs, with numbers again."""
     if not isinstance(value, TensorSpec):
         return value if value is None else tuple(map(_plain, value))
-    shape, stride = (tuple(n.number if type(n) is _Size else n for n in row) for row in (value.shape, value.stride))
-    offset = value.offset.number if type(value.offset) is _Size else value.offset
-    return TensorSpec(shape, stride, value.dtype, value.device, offset)
+    shape, stride = (tuple(map(_unwrapped, row)) for row in (value.shape, value.stride))
+    return TensorSpec(shape, stride, value.dtype, value.device, _unwrapped(value.offset))
 
 
 def result_layout(op: object, specs: Sequence[TensorSpec], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
@@ -340,7 +345,7 @@ def view_layout(op: object, spec: TensorSpec, args: tuple[object, ...], kwargs: 
 # ------------------------------------------------------------------------------------------------ new tensors
 
 
-def _new_layout(spec: TensorSpec, shape: Sequence[object]) -> TensorSpec:
+def _new_layout(spec: TensorSpec, shape: Sequence[Size]) -> TensorSpec:
     return TensorSpec(tuple(shape), contiguous_strides(shape), spec.dtype, spec.device)
 
 
@@ -378,7 +383,7 @@ def _dim(spec: TensorSpec, dim: Any, more: int = 0) -> int:
     return dim % rank
 
 
-def _over(spec: TensorSpec, shape: Sequence[object], stride: Sequence[object]) -> TensorSpec:
+def _over(spec: TensorSpec, shape: Sequence[Size], stride: Sequence[Size]) -> TensorSpec:
     return TensorSpec(tuple(shape), tuple(stride), spec.dtype, spec.device, spec.offset)
 
 
@@ -410,17 +415,17 @@ def _unsqueeze(spec: TensorSpec, dim: object) -> TensorSpec:
     return _over(spec, (*spec.shape[:at], 1, *spec.shape[at:]), (*spec.stride[:at], step, *spec.stride[at:]))
 
 
-def _expand(spec: TensorSpec, size: Sequence[object], *, implicit: bool = False) -> TensorSpec | None:
+def _expand(spec: TensorSpec, size: Sequence[Size], *, implicit: bool = False) -> TensorSpec | None:
     new = len(size) - len(spec.shape)
     if new < 0:
         return None
-    stride: list[Any] = []
-    shape: list[Any] = []
+    stride: list[Size] = []
+    shape: list[Size] = []
     for dim, wanted in enumerate(size):
         if dim < new:
             if wanted in (1, -1):
                 return None
-            step = 0
+            step: Size = 0
         else:
             have, step = spec.shape[dim - new], spec.stride[dim - new]
             if wanted in (-1, have):
@@ -434,13 +439,13 @@ def _expand(spec: TensorSpec, size: Sequence[object], *, implicit: bool = False)
     return _over(spec, shape, stride)
 
 
-def _view(spec: TensorSpec, size: Sequence[object]) -> TensorSpec | None:
+def _view(spec: TensorSpec, size: Sequence[Size]) -> TensorSpec | None:
     if 1 in size or 1 in spec.shape or not _is_contiguous(spec):
         return None
-    count: int = 1
+    count: Size = 1
     for have in spec.shape:
         count = count * have
-    wanted: Any = 1
+    wanted: Size = 1
     for dim in size:
         if dim != -1:
             wanted = wanted * dim

@@ -26,7 +26,7 @@ import torch
 
 from ..._torch.engine import kernel_switches
 from ..._torch.nested import tensors_in
-from ..._torch.ops import depends_on_values, is_builtin
+from ..._torch.ops import Args, Kwargs, depends_on_values, is_builtin
 from ..._torch.stand_ins import is_stand_in, like, new_stand_in, new_stand_in_over, on_meta, twin
 from ..._torch.symbols import is_symbolic, symbol_made
 from ..._torch.tensors import share_memory, storage_key
@@ -143,13 +143,13 @@ class Metadata:
     def __init__(
         self,
         known: Callable[[torch.Tensor], Any],
-        kernels: Callable[[object, object, object], object],
+        kernels: Callable[[object, Args, Kwargs], object],
     ) -> None:
         self.known = known
         self.kernels = kernels
         self._symbolic: dict[Any, Any] = {}  # the recipes with symbolic sizes
 
-    def run(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def run(self, info: OpInfo, args: Args, kwargs: Kwargs) -> tuple[Any, Any]:
         """(The operator's result on fakes, as its kernels would give it; the result's specs, when known.)
 
         Specs are one `TensorSpec`, or a tuple with one for each result (None for a result that is no tensor).
@@ -232,7 +232,7 @@ class Metadata:
                 raise _Uncacheable
         return is_static
 
-    def _strided(self, op: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _strided(self, op: Any, tensor: torch.Tensor, args: Args, kwargs: Kwargs) -> Any:
         """The recipe of a view, from the kernel that all devices have in common: it only computes strides. Or None."""
         spec, nbytes = self.known(tensor).spec, tensor.untyped_storage().nbytes()
         if not isinstance(nbytes, int):  # its sizes came to be known after it had been made
@@ -242,7 +242,7 @@ class Metadata:
             return _View(0, TensorSpec.of(out, spec.device))
         return type(out)(_View(0, TensorSpec.of(item, spec.device)) for item in out)
 
-    def _symbolic_recipe(self, info: OpInfo, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _symbolic_recipe(self, info: OpInfo, tensors: list[Any], args: Args, kwargs: Kwargs) -> Any:
         """The rules' answer for a call with symbolic sizes, or None."""
         specs = [self.known(t).spec for t in tensors]
         is_view = info.is_view and len(tensors) == 1 and tensors[0] is args[0]
@@ -345,7 +345,7 @@ _LIMIT_BYTES = 1 << 16
 _OPAQUE = {"workspace", "reserve", "reserve_space", "reserveSpace", "packed_weights"}
 
 
-def as_kernels_have_it(recipe: Any, op: object, given: list[TensorSpec], args: object, kwargs: Any) -> Any:
+def as_kernels_have_it(recipe: Any, op: object, given: list[TensorSpec], args: Args, kwargs: Kwargs) -> Any:
     """`recipe`, FakeTensor's answer for `op`, with the kernel's strides."""
     results = recipe if isinstance(recipe, (list, tuple)) else [recipe]
     if not any(type(r) is TensorSpec and _is_doubtful(r) for r in results):
@@ -390,7 +390,7 @@ def _like(spec: Any, tensor: object) -> Any:
 _PLAIN = {RuntimeError, IndexError, ValueError, TypeError, OverflowError, AssertionError}
 
 
-def as_kernels_say(op: object, args: object, kwargs: object, error: Exception) -> Exception:
+def as_kernels_say(op: object, args: Args, kwargs: Kwargs, error: Exception) -> Exception:
     """The error of the kernel where it has one, else FakeTensor's `error`."""
     tensors = tensors_in((args, kwargs))
     foreign = any(is_symbolic_tensor(t) or t.device.type != "cpu" or t.layout is not torch.strided for t in tensors)

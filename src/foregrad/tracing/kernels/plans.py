@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..._torch.engine import current_autograd_node, sequence_nr_of
-from ..._torch.ops import OpOverload
+from ..._torch.ops import Args, Kwargs, OpOverload
 from ..._torch.stand_ins import ABSENT, absent_number, is_stand_in
 from ...errors import UnsupportedDataDependentError
 from ...locks import bound
@@ -136,7 +136,7 @@ def eigenvalues_only() -> contextlib.AbstractContextManager[None]:
 def _decomposition(default: object) -> Formula:
     """For an operator with a third argument that asks for vectors; `default` is the second argument's."""
 
-    def formula(rec: Recording, plan: Treatment, args: Any, kwargs: object) -> Any:
+    def formula(rec: Recording, plan: Treatment, args: Args, kwargs: Kwargs) -> Any:
         differentiated = torch.is_grad_enabled() and args[0].requires_grad
         if getattr(_active, "values_only", False) and not differentiated and not rec.in_backward:
             args = (args[0], args[1] if len(args) > 1 else default, False)
@@ -167,7 +167,7 @@ def independent_of_phase(matrix: torch.Tensor, a: Any = None, b: Any = None) -> 
     return matrix
 
 
-def _diagonal(rec: Recording, plan: Treatment, args: Any, kwargs: object) -> object:
+def _diagonal(rec: Recording, plan: Treatment, args: Args, kwargs: Kwargs) -> object:
     if rec.in_backward and args[0].is_complex():
         node = current_autograd_node()
         if node is not None and node.name() in _PHASE_NODES and sequence_nr_of(node) not in rec.phases:
@@ -177,7 +177,7 @@ def _diagonal(rec: Recording, plan: Treatment, args: Any, kwargs: object) -> obj
     return rec.pure(plan, args, kwargs)
 
 
-def _allclose(rec: Recording, plan: Treatment, args: Any, kwargs: object) -> object:
+def _allclose(rec: Recording, plan: Treatment, args: Args, kwargs: Kwargs) -> object:
     node = current_autograd_node() if rec.in_backward else None
     if node is not None and node.name() == "LinalgSvdBackward0" and sequence_nr_of(node) in rec.phases:
         _require(rec, rec.phases[sequence_nr_of(node)], *(rec.value_of(t).read(rec.emit) for t in args[:2]))
@@ -197,7 +197,7 @@ def _require(rec: Recording, matrix: torch.Tensor, *agreeing: object) -> None:
 _HOUSEHOLDER = {"OrmqrBackward0": "_saved_self", "LinalgHouseholderProductBackward0": "_saved_input"}
 
 
-def _cat(rec: Recording, plan: Treatment, args: object, kwargs: object) -> object:
+def _cat(rec: Recording, plan: Treatment, args: Args, kwargs: Kwargs) -> object:
     out = rec.pure(plan, args, kwargs)
     node = current_autograd_node() if rec.in_backward else None
     if node is None or node.name() not in _HOUSEHOLDER:
@@ -247,7 +247,7 @@ def _skipping(count: int) -> Formula:
     return formula
 
 
-def _sum(rec: Recording, plan: Treatment, args: Any, kwargs: Any) -> Any:
+def _sum(rec: Recording, plan: Treatment, args: Args, kwargs: Kwargs) -> Any:
     absent = [_is_absent(rec, operand) for operand in args[:2]] if rec.has_absent else [False]
     if all(absent):
         return _skipping(2)(rec, plan, args, kwargs)

@@ -17,7 +17,7 @@ import torch
 from ..._torch.engine import ThreadDispatchMode, count_function_modes, without_torch_functions
 from ..._torch.fakes import CORRECTED, DATA_DEPENDENT_ERRORS, FakeTensorMode, symbolic_fake
 from ..._torch.nested import tensors_in
-from ..._torch.ops import OpOverload
+from ..._torch.ops import Args, Kwargs, OpOverload
 from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import base_of, is_symbolic_zero, is_view
@@ -108,7 +108,7 @@ class Recorder(Trace, ThreadDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # saves two frames an operator; torch.compile is never on while capturing
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: object = (), kwargs: object = None) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> object:
         if not _PLAIN.issuperset(types) and holds_tensors(types):
             if self.wrapper_inputs and not self.in_backward:
                 self._check_writes(func, args, kwargs or {})
@@ -122,7 +122,7 @@ class Recorder(Trace, ThreadDispatchMode):
         finally:
             self.host.go_on()
 
-    def _check_writes(self, func: object, args: Any, kwargs: Any) -> None:
+    def _check_writes(self, func: object, args: Args, kwargs: Kwargs) -> None:
         """Raise where an operator writes to a wrapper among the inputs, or to its view, with gradients, or changes more
         than its elements.
         """
@@ -139,7 +139,7 @@ class Recorder(Trace, ThreadDispatchMode):
                     kind, where = type(tensor).__qualname__, user_line(self.origins.here())
                     raise changed_wrapper(f"a {kind} from outside is written to with gradients, or resized, at {where}")
 
-    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _dispatch(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         plan = self.plans.get(id(func)) or self._plan(func)
         for watch in self.watchers:
             watch(func, self.tape.entries)
@@ -198,14 +198,14 @@ class Recorder(Trace, ThreadDispatchMode):
             plan.formula = lambda _, plan, args, kwargs: row(plan, args, kwargs)
         return plan
 
-    def run_fake(self, func: object, args: Any, kwargs: Any) -> Any:
+    def run_fake(self, func: object, args: Args, kwargs: Kwargs) -> Any:
         """The operator on fakes, recording nothing."""
         plan = self.plans.get(id(func)) or self._plan(func)
         if plan.is_cacheable:
             return self.metadata.run(plan.info, args, kwargs)[0]
         return self.kernels(func, args, kwargs)
 
-    def kernels(self, func: object, args: Any, kwargs: object) -> Any:
+    def kernels(self, func: object, args: Args, kwargs: Kwargs) -> Any:
         """The operator on fakes, by FakeTensor's own kernels."""
         numbers = self.decisions.numbers
         if self.is_symbolic:
@@ -227,7 +227,7 @@ class Recorder(Trace, ThreadDispatchMode):
             return symbolic_fake(self.fake_mode, func, args, kwargs)
         return self.fake_mode.dispatch(func, (), args, kwargs)
 
-    def pure(self, plan: Treatment, args: Any, kwargs: Any) -> Any:
+    def pure(self, plan: Treatment, args: Args, kwargs: Kwargs) -> Any:
         """An operator that writes to nothing."""
         info, constant, specs = plan.info, None, None
         if info.is_view and type(args[0]) is complex:  # the conjugate of a number, in the derivative of a product
@@ -259,7 +259,7 @@ class Recorder(Trace, ThreadDispatchMode):
         entry.value = constant
         return self.bind_results(entry, out, specs)
 
-    def _view(self, info: OpInfo, args: Any, kwargs: Any, out: Any, specs: Any = None) -> Any:
+    def _view(self, info: OpInfo, args: Args, kwargs: Kwargs, out: Any, specs: Any = None) -> Any:
         source = self.value_of(args[0])
         rest = tuple(args[1:])
         if any(isinstance(value, torch.Tensor) for value in rest):
@@ -302,7 +302,7 @@ class Recorder(Trace, ThreadDispatchMode):
             self.late.note_targets([tensor], (), is_metadata=True)
         self.changes.replaced_by(tensor, source)
 
-    def _adopt_real(self, func: object, args: Any, kwargs: dict[str, object]) -> tuple[Any, Any]:
+    def _adopt_real(self, func: object, args: Args, kwargs: Kwargs) -> tuple[Any, Any]:
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             constant = self.constant(args[0])
             if args[0].layout is torch.strided and not args[0].untyped_storage().resizable():
@@ -331,7 +331,7 @@ class Unrecorded(ThreadDispatchMode):
         super().__init__()
         self.recorder = recorder
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> object:
         if not _PLAIN.issuperset(types) and holds_tensors(types):
             return NotImplemented  # operators on the tensors inside come here
         if any(map(is_stand_in, tensors_in(args))):
@@ -343,7 +343,7 @@ class Unrecorded(ThreadDispatchMode):
 # Operators with results that fakes can't tell: the values depend on the inputs, or no fake kernel computes them.
 
 
-def decided(trace: Trace, func: OpOverload, args: Any, kwargs: object, error: Exception) -> Any:
+def decided(trace: Trace, func: OpOverload, args: Args, kwargs: Kwargs, error: Exception) -> Any:
     """An operator with a result whose size or number depends on the inputs' values: its result in the present call."""
     where = trace.where()
     entry_args, entry_kwargs = trace.to_entries(args), trace.to_entries(kwargs)
@@ -362,7 +362,7 @@ def decided(trace: Trace, func: OpOverload, args: Any, kwargs: object, error: Ex
     return trace.bind_results(entry, out)
 
 
-def run_for_real(trace: Trace, func: OpOverload, args: object, kwargs: object, error: Exception) -> Any:
+def run_for_real(trace: Trace, func: OpOverload, args: Args, kwargs: Kwargs, error: Exception) -> Any:
     """An operator that fakes can't run: its result for the real arguments, unless they raise too."""
     entry = trace.entry(func, trace.to_entries(args), trace.to_entries(kwargs), is_random=False)
     try:

@@ -13,7 +13,7 @@ import torch
 from ..._torch.engine import current_autograd_node, next_sequence_nr, plain_execution, sequence_nr_of
 from ..._torch.fakes import FakeTensorMode
 from ..._torch.nested import mapped
-from ..._torch.ops import has_effects
+from ..._torch.ops import Args, Kwargs, has_effects
 from ..._torch.stand_ins import new_stand_in, use_count
 from ..._torch.symbols import map_symbolic
 from ...errors import UnsupportedLayoutError, UnsupportedSideEffectError
@@ -61,17 +61,17 @@ class Trace(abc.ABC):
         return bound(self, "recompute", tag)
 
     @abc.abstractmethod
-    def run_fake(self, func: object, args: object, kwargs: object) -> Any:
+    def run_fake(self, func: object, args: Args, kwargs: Kwargs) -> Any:
         """The operator on fakes, recording nothing."""
 
     # ---------------------------------------------------------------- entries
 
-    def entry(self, target: Any, args: Any, kwargs: Any, is_random: bool) -> Entry:
+    def entry(self, target: Any, args: Args, kwargs: Kwargs, is_random: bool) -> Entry:
         """Append an operator to the tape, noting where it comes from."""
         numbers = self.decisions.numbers
         if numbers.made:
             args, kwargs = map_symbolic(args, numbers.entry_of), map_symbolic(kwargs, numbers.entry_of)
-        entry = Entry(target, args if type(args) is tuple else tuple(args), kwargs or {})
+        entry = Entry(target, tuple(args), kwargs)
         acts = (
             self.in_backward and getattr(target, "namespace", "aten") not in ("aten", "prims") and has_effects(target)
         )
@@ -81,7 +81,7 @@ class Trace(abc.ABC):
         entry.origin, entry.sequence_nr, entry.original = self.made()
         return self.tape.append(entry)
 
-    def emit(self, target: object, *args: Any, kwargs: object = None, spec: Any = None) -> Entry:
+    def emit(self, target: object, *args: Any, kwargs: Kwargs | None = None, spec: Any = None) -> Entry:
         """An operator that functionalization adds; `args` are entries and plain values."""
         entry = self.entry(target, args, kwargs or {}, False)
         if spec is None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._torch.graphs import symbol_of
-from ..._torch.symbols import SymbolTable, TracedInt, concrete, same_numbers
+from ..._torch.symbols import Size, SymbolTable, TracedInt, concrete, same_numbers
 from ...graph.meta import TensorSpec, contiguous_strides, following_strides
 from ...graph.signature import SizeSymbol
 from ..tape.tape import Entry, entries_in
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-Shape = tuple[Any, ...]  # with None for the size that depends on values
+Shape = tuple["Size | None", ...]  # with None for the size that depends on values
 
 
 class SizeDivergedError(RuntimeError):
@@ -137,7 +137,7 @@ class OpenSizes:
         self.seen = seen
         self.always = always
         self.made: dict[Entry, Any] = {}  # by the entry that gives a size: that size
-        self.counts: dict[Entry, object] = {}  # by the entry of a mask: how many of its elements are chosen
+        self.counts: dict[Entry, Size] = {}  # by the entry of a mask: how many of its elements are chosen
 
     def are_open(self, where: str, value: int) -> bool:
         """Whether a number of elements, found at the program's line, may differ in the next call."""
@@ -197,14 +197,14 @@ def _all(result: object) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def _spec(tensor: object, shape: Shape | None, number: object) -> TensorSpec | None:
+def _spec(tensor: object, shape: Shape | None, number: Size) -> TensorSpec | None:
     if not isinstance(tensor, torch.Tensor):
         return None
     spec = TensorSpec.of(tensor)
     if shape is None:
         return spec
     sizes = tuple(number if size is None else size for size in shape)
-    return TensorSpec(sizes, following_strides(spec, sizes), spec.dtype, spec.device, spec.offset)
+    return TensorSpec(sizes, following_strides(spec.shape, spec.stride, sizes), spec.dtype, spec.device, spec.offset)
 
 
 def _find_size(shapes: tuple[Shape | None, ...], result: object) -> tuple[tuple[int | None, int] | None, int]:
@@ -267,7 +267,7 @@ def _picked(entry: Entry, result: object) -> list[Shape | None] | None:
     return None if shape is None else [shape]
 
 
-def _shape_picked(entry: Entry, number: object) -> Shape | None:
+def _shape_picked(entry: Entry, number: Any) -> Any:
     """The shape of one mask's pick, with `number` elements chosen."""
     indices = entry.args[1]
     if len(list(entries_in(indices))) != 1:
@@ -334,7 +334,7 @@ class SizeSymbols:
             self.table.symbol(size, f"{name}.size({dim})", (entry, dim), dims[dim]) if dim in dims else size
             for dim, size in enumerate(spec.shape)
         ]
-        stride = following_strides(spec, shape, padded)
+        stride = following_strides(spec.shape, spec.stride, shape, padded)
         return TensorSpec(tuple(shape), stride, spec.dtype, spec.device, spec.offset, conj=spec.conj, neg=spec.neg)
 
     def given(self, numbers: Iterable[Any], entry: Any) -> None:
