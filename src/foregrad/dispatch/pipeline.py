@@ -490,7 +490,7 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Size, ...] 
         if node.op == "placeholder":
             continue
         if isinstance(spec, TensorSpec) and stride is not None and not same_numbers(spec.stride, stride):
-            chosen = TensorSpec(spec.shape, tuple(stride), spec.dtype, spec.device)
+            chosen = spec.fresh(spec.shape, stride)
             placeholder.meta.pop("tensor_meta", None)
             placeholder.meta[LAID_OUT] = spec
             placeholder.meta["spec"] = chosen

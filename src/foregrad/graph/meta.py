@@ -63,6 +63,11 @@ class TensorSpec:
             tensor.is_neg(),
         )
 
+    def fresh(self, shape: Sequence[Size], stride: Sequence[Size] | None = None) -> TensorSpec:
+        """A tensor of this dtype and device at the beginning of its memory, contiguous unless `stride` says more."""
+        strides = contiguous_strides(shape) if stride is None else tuple(stride)
+        return TensorSpec(tuple(shape), strides, self.dtype, self.device)
+
     @property
     def numel(self) -> Size:
         n: Size = 1

@@ -322,7 +322,7 @@ def dump_tensors(entries: Sequence[StateEntry]) -> tuple[list[dict[str, Any]], l
             spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset - start)
             data.append(described | {"layout": writer.layout(spec), "memory": name})
             continue
-        spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
+        spec = spec.fresh(spec.shape, spec.stride)
         content = tensor.cpu()
         content = torch.view_as_real(content.resolve_conj()) if content.is_complex() else content
         stored[entry.name] = content.contiguous()
