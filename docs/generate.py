@@ -57,6 +57,8 @@ PAGES = (
     "howto/trainer.md",
     "howto/troubleshooting.md",
     "write_a_compiler.md",
+    "joint_graph.md",
+    "higher_order_operators.md",
 )
 # The library that a page's examples import: without it the page stays as it is.
 NEEDS = {

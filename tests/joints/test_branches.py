@@ -12,6 +12,7 @@ from torch import nn
 from torch._functorch.aot_autograd import aot_export_module as theirs
 from torch._higher_order_ops.map import map as map_
 from torch._higher_order_ops.scan import scan
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import foregrad
 
@@ -334,11 +335,13 @@ def test_scan_and_map_stand_in_the_graph_as_in_pytorchs(name: str) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [lambda m, x: scan(lambda c, a: (c + a @ m.w, c * a), m.b, x), lambda m, x: map_(lambda a: a.sin() @ m.w, x)],
-    ids=["scan", "map"],
-)
+STEPS_OF_PARAMETERS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "scan": lambda m, x: scan(lambda c, a: (c + a @ m.w, c * a), m.b, x),
+    "map": lambda m, x: map_(lambda a: a.sin() @ m.w, x),
+}
+
+
+@pytest.mark.parametrize("function", STEPS_OF_PARAMETERS.values(), ids=STEPS_OF_PARAMETERS)
 def test_steps_that_are_differentiated_are_in_the_graph(function: Callable[..., Any]) -> None:
     def loss(m: Any, s: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return sum((r.square() * s).sum() for r in torch.utils._pytree.tree_leaves(function(m, x)))
@@ -403,6 +406,29 @@ def test_a_function_that_no_graph_holds_is_refused_by_name(name: str) -> None:
     example = (torch.ones(()), torch.ones(3, requires_grad=True))
     with pytest.raises(foregrad.errors.UnsupportedError, match=says):
         foregrad.aot_export_module(module, example, trace_joint=True, output_loss_index=0)
+
+
+@pytest.mark.parametrize("name", ["cond", "scan", "map"])
+def test_a_graph_with_the_operator_is_traced_again_on_fakes(name: str) -> None:
+    """As tools that shard the graph do, within the stack."""
+    kept = {**STEPS, "cond": lambda m, s, x: torch.cond(s > 0, lambda x: x @ m.w, torch.sin, (x,))}
+    module, example = Program(kept[name]), (torch.ones(()), torch.ones(3, 3))
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        jd = foregrad.aot_export_joint_with_descriptors(stack, module, example)
+        again = make_fx(torch.fx.Interpreter(jd.graph_module).run)(*jd.inputs)
+    targets = [[n.target for n in g.graph.nodes if n.op == "call_function"] for g in (jd.graph_module, again)]
+    assert set(targets[0]) == set(targets[1])
+
+
+@pytest.mark.parametrize("function", STEPS_OF_PARAMETERS.values(), ids=STEPS_OF_PARAMETERS)
+def test_steps_stand_in_a_graph_above_autograd(function: Callable[..., Any]) -> None:
+    module, example = Program(lambda m, s, x: function(m, x)), (torch.tensor(1.0), torch.randn(3, 3))
+    graph, _ = foregrad.aot_export_module(module, example, trace_joint=False, pre_dispatch=True)
+    assert [n for n in graph.graph.nodes if n.target in (SCAN, MAP)]
+    with torch.no_grad():
+        expected = torch.utils._pytree.tree_leaves(module(*example))
+        for one, other in zip(graph(module.w, module.b, *example), expected, strict=True):
+            same(one, other)
 
 
 def test_a_tensor_made_inside_is_not_used_outside() -> None:

@@ -315,7 +315,7 @@ ATTENTION = torch.ops.higher_order.flex_attention
 BACKWARD = torch.ops.higher_order.flex_attention_backward
 
 # Compilers run operators under a fake mode, and its rules are looked up by the mode's class.
-for _operator in (ATTENTION, BACKWARD):
+for _operator in (ATTENTION, BACKWARD, COND, WHILE_LOOP, SCAN, MAP):
     _operator.python_key_table.setdefault(NewFakeMode, _operator.python_key_table[FakeTensorMode])
 
 # Positions among the backward's arguments.

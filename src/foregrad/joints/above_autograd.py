@@ -83,7 +83,7 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
     known = [*held.values(), *tensors]
     fakes = fake_mode_of(known)
     how: Any = "real" if fakes is not None else "symbolic" if dynamic else "fake"
-    with fakes or contextlib.nullcontext():
+    with fakes or contextlib.nullcontext(), torch.no_grad():
         graph = make_fx(on_tensors, tracing_mode=how, pre_dispatch=True)(*known)
     _check(graph)
     own = list(held.values())

@@ -319,12 +319,14 @@ class Branches:
         """The results of an operator that calls a function for each slice of `xs`, and the containers of a step's.
 
         The function takes carried values, slices, then the other operands. None where it is to run as Python: with
-        gradients, and with numbers.
+        gradients, and with symbolic numbers.
         """
-        if not all(isinstance(value, torch.Tensor) for value in (*init, *xs, *others)):
+        tensors = [*init, *xs, *(value for value in others if type(value) not in (bool, int, float))]
+        if not all(isinstance(value, torch.Tensor) for value in tensors):
             return None
         xs = [self.outside(self.running, x) for x in xs]
-        inner = _InputsOfGraphs(self, op.name(), _each_once([*init, *(x.select(0, 0) for x in xs), *others]))
+        given = [*init, *(x.select(0, 0) for x in xs), *others]
+        inner = _InputsOfGraphs(self, "scan" if op is SCAN else "map", _each_once(given))
         one, carries = inner.traced(function), len(init)
         if any(result.requires_grad for result in one.results):
             inner.forget()
@@ -350,9 +352,11 @@ class Branches:
 def _each_once(values: Sequence[Any]) -> list[Any]:
     """The values, with a view in the place of a tensor that came before: all operands differ."""
     seen: IdSet[object] = IdSet()
+    found = []
     for value in values:
-        seen.add(value.view_as(value) if value in seen and isinstance(value, torch.Tensor) else value)
-    return list(seen)
+        found.append(value.view_as(value) if isinstance(value, torch.Tensor) and value in seen else value)
+        seen.add(value)
+    return found
 
 
 def _have_effects(*traced: _Traced) -> bool:
