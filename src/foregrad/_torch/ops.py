@@ -128,7 +128,7 @@ def is_opaque(value: object) -> bool:
 try:
     from torch._opaque_base import OpaqueBase as _OpaqueBase
 
-    OPAQUE: tuple[type, ...] = (torch.ScriptObject, _OpaqueBase)  # classes of such objects
+    OPAQUE: tuple[type, ...] = (torch.ScriptObject, _OpaqueBase)  # classes of opaque objects
 except ImportError:  # torch 2.11
     OPAQUE = (torch.ScriptObject,)
 

@@ -237,7 +237,7 @@ class Pipeline:
                 backwards.append(self._in_stages(backward, joint, failures, always))
             if not backwards:
                 if self.bw_compiler is eager_compiler:
-                    values = None  # eager's kernels write into none of them
+                    values = None  # eager's kernels write into no donated input
                 donated = owned_among(donated_inputs(partitioned), values) if values else ()
                 backwards.append(self._compile_late(backward, joint, roles.backward(donated), failures, always))
             return backwards[0]
@@ -459,7 +459,7 @@ class _Roles:
 
     def forward(self) -> GraphRole:
         role, first = self.inference(), len(self.signature.graph_outputs.slots)
-        # A saved input is kept itself, whatever the graph returns for it; unless an alias is saved too, because the
+        # A saved input is kept itself, also if the graph returns a value for it; unless an alias is saved too, because the
         # alias may be a copy in a new layout.
         aliased = {node.args[0] for node in self.saved if node.target is torch.ops.aten.alias.default}
         inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder" and node not in aliased]

@@ -30,7 +30,7 @@ def _find_token(spec: TensorSpec) -> object:
     numbers = (*spec.shape, *spec.stride, spec.offset)
     if spec.conj or spec.neg or any(type(n) is not int for n in numbers):
         return None
-    # Both lists are as long as one another, so one row of numbers tells layouts apart.
+    # Both lists have equal lengths, so one row of numbers tells layouts apart.
     return _TOKENS.setdefault((numbers, spec.dtype, spec.device), object())
 
 

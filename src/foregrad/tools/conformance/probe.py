@@ -19,7 +19,7 @@ from foregrad.tools.verification.watched import GlobalGenerators, copied
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
-# Attributes by which a compiled function describes itself, see `foregrad.graph.role`.
+# A compiled function's attributes that describe it, see `foregrad.graph.role`.
 _SAYS = ("_boxed_call", "output_strides", "writes_into", "updated", "returns_list")
 
 

@@ -146,7 +146,7 @@ class _Explainer:
             try:
                 with _quiet(), phase("measurements", compiles=False):
                     memory, seconds = self._measured(graph, memory, compile_s)
-            except Exception as error:  # a second backward through what the first call wrote, say
+            except Exception as error:  # a second backward through the first call's writes, say
                 why_not = f"a step failed with {headline(error)}"
         explanation = self._explanation(
             program=program_of(graph),

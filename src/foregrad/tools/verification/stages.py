@@ -121,7 +121,7 @@ class Values:
     """The inputs of one call's joint graph, and its results in float64."""
 
     joint: JointGraph  # without decompositions
-    module: fx.GraphModule  # with them
+    module: fx.GraphModule  # with all
     prepared: CompileStage | None
     halves: tuple[fx.GraphModule, fx.GraphModule] | None
     inputs: list[Any]
@@ -252,7 +252,7 @@ class _NotedCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-    before: dict[int, torch.Tensor]  # by the ids of these tensors
+    before: dict[int, torch.Tensor]  # by the ids of the tensors
 
 
 class EagerValues(ThreadDispatchMode):
