@@ -459,8 +459,8 @@ class _Roles:
 
     def forward(self) -> GraphRole:
         role, first = self.inference(), len(self.signature.graph_outputs.slots)
-        # A saved input is kept itself, also if the graph returns a value for it; unless an alias is saved too, because the
-        # alias may be a copy in a new layout.
+        # A saved input is kept itself, also if the graph returns a value for it; unless an alias is saved too, because
+        # the alias may be a copy in a new layout.
         aliased = {node.args[0] for node in self.saved if node.target is torch.ops.aten.alias.default}
         inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder" and node not in aliased]
         return dataclasses.replace(role, phase="forward", visible_outputs=(*role.visible_outputs, *inputs))
