@@ -58,7 +58,7 @@ class Subjects:
 
     by_class: Mapping[type, Any] = {}
     rows: Mapping[object, Callable[..., object]] = {}  # called in place of a torch function that a subject owns
-    operators: Mapping[object, Callable[..., object]] = {}  # the same for operators and their namespaces
+    operators: Mapping[object, Callable[..., object]] = {}  # for operators and their namespaces
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
