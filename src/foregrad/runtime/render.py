@@ -14,7 +14,7 @@ import torch
 
 from .._torch import engine
 from .._torch.engine import keeps_versions
-from .._torch.ops import waits_for_others
+from .._torch.ops import OpOverload, waits_for_others
 from ..annexes import the_one
 from ..frontend.tree import Tree, flatten
 from ..graph.call_effects import CallPlace, EffectTarget, OldObject, at_place
@@ -87,7 +87,7 @@ class RunLines(LineWriter):
         self.node: NodeSource | None = None
         self.passed = dict(self.signature.gradients.passed)
         self.joins = self._joins()
-        self.values: list[str] = []  # expressions of the leaves of the result, once all of them exist
+        self.values: list[str] = []  # expressions of the result's leaves, once all exist
         self.made_by = ""  # the variable of the node, where that is needed
         self.are_inputs_done = False  # no line changes the inputs any more
         self.ends: tuple[int, list[str]] | None = None  # the lines before `else`, and a call's that ends early
@@ -205,10 +205,12 @@ class RunLines(LineWriter):
         """Whether the forward does more than compute, beyond undoing."""
         modules = [module for module in self.joint.module.modules() if isinstance(module, torch.fx.GraphModule)]
         nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]
+        of_forward = [node for node in nodes if node.meta.get("partitioner_tag") != "is_backward"]
+        # All calls of an operator have one answer.
+        asked = {id(n.target) if isinstance(n.target, OpOverload) else n: n for n in of_forward}
         return any(
             node.is_impure(impure_random=not self.signature.stops.generators) or waits_for_others(node.target)
-            for node in nodes
-            if node.meta.get("partitioner_tag") != "is_backward"
+            for node in asked.values()
         )
 
     # ---------------------------------------------------------------- running the graph
@@ -366,7 +368,7 @@ class RunLines(LineWriter):
             at += tree.size
             if made is None or tree.kind == "leaf":
                 packed.append(pack_expression(tree, part, self.bind))
-            else:  # in this order: an item may hold an earlier item
+            else:  # in order: an item may hold an earlier item
                 packed.append(self.names.fresh("value"))
                 self.lines.append(f"{packed[-1]} = {build_expression(tree, part, made, self.bind)}")
         return packed

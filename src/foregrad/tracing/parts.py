@@ -80,7 +80,7 @@ class CalledPython:
     def is_region(self, cls: Any) -> bool:
         return not of_python().is_of_library(cls) and bool(_refuse())
 
-    def applied(self, cls: object, context: dict[str, object]) -> None: ...
+    def applied(self, cls: object, node: Any) -> None: ...
 
     def settle(self, results: Sequence[object], analysis: Any) -> bool:
         """Divide hooks between the backward and each call. Whether the backward, not traced yet, runs hooks."""
@@ -177,7 +177,8 @@ class CaptureParts(Host):
         self.origins.leave()
 
     def read(self, module: torch.nn.Module, name: str) -> None:
-        self._note_read(module, name)
+        if self.reads.is_news(module, name):
+            self._note_read(module, name)
 
     # ---------------------------------------------------------------- answered by several parts
 
