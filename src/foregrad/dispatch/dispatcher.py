@@ -174,7 +174,7 @@ class Dispatcher:
                         if graphs.vain or call is not tried[0]:
                             graphs.served(call)
                         return result
-                # The guards of every graph say no to these.
+                # The guards of every graph refuse these arguments.
                 if transformed is not None and transforms_active():
                     return transformed(args, kwargs)
                 if engine.is_tracing() or (function_modes() and engine.is_foreign_mode_on()):
@@ -186,7 +186,7 @@ class Dispatcher:
                 return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
             except Exception as error:
                 if not settings.full_tracebacks:
-                    __tracebackhide__ = True  # IPython and pytest skip a frame with this name
+                    __tracebackhide__ = True  # IPython and pytest skip a frame of this name
                     hide_own_frames(error)
                 raise
 
@@ -298,7 +298,7 @@ class Dispatcher:
             while True:
                 with held, self._turn.taken() as has_turn:
                     args = renewed(self.function, args)
-                    made_meanwhile = tuple(call for call in self.graphs.calls if call not in tried)  # by another thread
+                    made_meanwhile = tuple(call for call in self.graphs.calls if call not in tried)  # elsewhere
                     first = self._make(args, kwargs) if has_turn and not made_meanwhile else None
                 args = renewed(self.function, args)
                 for call in made_meanwhile:
