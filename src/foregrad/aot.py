@@ -268,7 +268,7 @@ def aot_module_simplified(
     if not any(map(is_opaque_reference, args)):
         with contextlib.suppress(SharedInputsError):
             forward, _ = compile_unguarded(flatten_call(function, tuple(args), {}), pipeline, name)
-    if forward is None:  # which objects they are, and how they share memory, is guarded
+    if forward is None:  # their identity, and their shared memory, are guarded
         dispatcher = Dispatcher(function, pipeline, config.value, name, on_unsupported="raise")
         forward = functools.partial(Dispatcher.__call__, dispatcher)
     of_module = "zero_grad", "named_parameters", "named_buffers"

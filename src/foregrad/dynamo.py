@@ -158,7 +158,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
             lines = dynamo.source_lines(part)
             if lines is not None:
                 stands_for(*lines)
-    if any(is_wrapper(v) or is_opaque_reference(v) for v in example_inputs):  # guards on metadata, on which object
+    if any(is_wrapper(v) or is_opaque_reference(v) for v in example_inputs):  # guards on metadata, on identity
         varies = None if any(map(_has_open_sizes, dynamo.known_inputs(gm, example_inputs))) else False
         dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=varies)
         unused = [i for i in dynamo.unused_inputs(gm) if is_ragged(example_inputs[i])]

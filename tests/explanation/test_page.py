@@ -169,6 +169,11 @@ document.querySelector('#table th button[data-c="1"]').click();
 said.back = cells(2);
 $("filter").value = "gelu"; $("filter").dispatchEvent(new Event("input"));
 said.filtered = cells(5);
+$("fold").click();
+$("find").value = "gelu"; $("find").dispatchEvent(new Event("input"));
+said.found = [$("found").textContent, rows(), marked("#scene .row.dim")];
+$("find").value = ""; $("find").dispatchEvent(new Event("input"));
+said.notFound = [$("found").textContent, rows()];
 document.body.dataset.said = JSON.stringify(said);
 """
 
@@ -194,3 +199,6 @@ def test_it_folds_links_sorts_and_filters_with_keys_and_clicks(tmp_path):
     assert said["sizes"] == [in_bytes(size) for size in sorted(sizes, reverse=True)]
     assert said["back"] == [in_bytes(size) for size in sorted(sizes)]
     assert set(said["filtered"]) == {"aten.addmm", "aten.gelu"}
+    assert said["found"][0] == "4 operators, 0 modules"  # of two modules, forward and backward
+    assert said["found"][1] > said["folded"], "matches inside folded modules are shown"
+    assert said["notFound"][0] == ""

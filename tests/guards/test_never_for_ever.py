@@ -137,3 +137,44 @@ def test_calls_that_raise_run_eagerly_after_eight_captures_until_one_raises_noth
     assert torch.equal(compiled(x, 1), x * 2)
     assert len(captures) == 9
     assert len(view(compiled).graphs) == 1
+
+
+FAILED, SEEN = [], {}
+
+
+def solved(x):
+    try:
+        return torch.linalg.solve(x, torch.ones(3))
+    except torch.linalg.LinAlgError as error:
+        FAILED.append(type(error).__name__)
+        return None
+
+
+def solved_under_a_key(x):
+    try:
+        return torch.linalg.cholesky(x)
+    except torch.linalg.LinAlgError:
+        SEEN[f"failure {len(SEEN)}"] = 1
+        return x * 2
+
+
+def solved_by_the_number_of_failures(x):
+    try:
+        return torch.linalg.solve(x, torch.ones(3)) * len(FAILED)
+    except torch.linalg.LinAlgError:
+        FAILED.append("singular")
+        return None
+
+
+@pytest.mark.parametrize(
+    ("function", "most"), [(solved, 2), (solved_under_a_key, 4), (solved_by_the_number_of_failures, CALLS)]
+)
+def test_a_list_that_grows_where_an_operator_raises_matters_to_no_graph_that_does_not_read_it(function, most):
+    compiled, found = foregrad.compile(function, backend="eager"), []
+    for called in (function, compiled):
+        FAILED.clear(), SEEN.clear()
+        torch.manual_seed(0)
+        matrices = [torch.randn(3, 3) if i % 2 else torch.zeros(3, 3) for i in range(CALLS)]
+        found.append(repr(([called(m @ m.T) for m in matrices], FAILED, SEEN)))
+    assert found[1] == found[0]
+    assert len(view(compiled).graphs) <= most

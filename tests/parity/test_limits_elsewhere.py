@@ -207,6 +207,31 @@ def _(wrap):
     return wrap(lambda x: x * 2 if x in members else x * 3)(known).a
 
 
+COUNTS = {"backwards": 0}
+
+
+class Counted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        COUNTS["backwards"] += 1
+        return g * 2
+
+
+@eager("the backward of a custom Function looks at Python state", errors.UnsupportedSideEffectError)
+def _(wrap):
+    def function(x):
+        Counted.apply(x).sum().backward()
+        return Counted.apply(x).sum() + COUNTS["backwards"]
+
+    COUNTS["backwards"] = 0
+    x = ONES(2)
+    return torch.autograd.grad(wrap(function)(x), x)[0] + COUNTS["backwards"]
+
+
 @eager("a sparse gradient of", errors.UnsupportedLayoutError)
 def _(wrap):
     def function(weight):

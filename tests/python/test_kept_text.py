@@ -12,6 +12,7 @@ from tests.programs import Table, compiled_alike
 
 CALLS = 14
 STATE = types.SimpleNamespace(step=0, log=[], seen=set(), history={"names": []}, recent=None, status="")
+TABLE = {}
 compiles, is_eager = COMPILED, EAGER = Table(), Table()
 
 
@@ -71,6 +72,155 @@ def a_number_derived(x):
     return x * 2
 
 
+@compiles
+def a_key(x):
+    STATE.step += 1
+    TABLE["last"] = f"{x.sum().item():.2f} at {STATE.step}"
+    return x * 2
+
+
+@is_eager
+def an_attribute_and_a_key_among_others(x):
+    STATE.step += 1
+    STATE.status = f"step {STATE.step}"
+    STATE.history["last"] = f"{x.sum().item():.2f} at {STATE.step}"
+    return x * 2
+
+
+@compiles
+def a_sum_of_texts(x):
+    STATE.step += 1
+    STATE.log.append("step " + str(STATE.step) + ", loss " + str(x.sum().item()))
+    return x * 2
+
+
+@compiles
+def a_result(x):
+    STATE.step += 1
+    return x * 2, f"step {STATE.step}", {"loss": [f"{x.sum().item():.3f}"]}
+
+
+class Labelled(torch.nn.Module):
+    label = ""
+
+    def __init__(self):
+        super().__init__()
+        self.told = None
+
+    def forward(self, x):
+        STATE.step += 1
+        self.label = f"step {STATE.step}"
+        self.told = f"{x.sum().item():.2f}"
+        return x * 2
+
+
+LABELLED = Labelled()
+
+
+@compiles
+def attributes_of_a_module(x):
+    return LABELLED(x)
+
+
+class Watchful:
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value.upper() if len(value) > 6 else value)
+
+
+class Told:
+    @property
+    def status(self):
+        return self.__dict__["kept"]
+
+    @status.setter
+    def status(self, value):
+        self.kept = value[:3]
+
+
+WATCHFUL, TOLD = Watchful(), Told()
+
+
+@is_eager
+def sets_what_a_setter_looks_at(x):
+    STATE.step += 1
+    WATCHFUL.status = f"step {STATE.step}"
+    return x * 2
+
+
+@is_eager
+def sets_a_property(x):
+    STATE.step += 1
+    TOLD.status = f"{STATE.step} step"
+    return x * 2
+
+
+@is_eager
+def reads_the_attribute_by_a_name_made_up(x):
+    STATE.step += 1
+    STATE.status = f"step {STATE.step}"
+    name = "status" if STATE.step else "step"
+    return x * len(getattr(STATE, name))
+
+
+@is_eager
+def reads_all_attributes(x):
+    STATE.step += 1
+    STATE.status = f"step {STATE.step}"
+    return x * sum(len(value) for value in vars(STATE).values() if isinstance(value, str))
+
+
+@is_eager
+def reads_the_key(x):
+    STATE.step += 1
+    STATE.history["last"] = f"step {STATE.step}"
+    return x * len(next(reversed(STATE.history.values())))
+
+
+@is_eager
+def reads_the_attribute_of_a_module(x):
+    return LABELLED(x) * len(LABELLED.label)
+
+
+@is_eager
+def a_result_of_a_helper(x):
+    STATE.step += 1
+
+    def named():
+        return f"step {STATE.step}"
+
+    return x * len(named())
+
+
+def shouted(function):
+    return lambda x: (lambda y, text: (y, text.upper() if len(text) > 6 else text))(*function(x))
+
+
+@is_eager
+@shouted
+def a_result_that_a_decorator_looks_at(x):
+    STATE.step += 1
+    return x * 2, f"step {STATE.step}"
+
+
+class Sum:
+    def __radd__(self, text):
+        return len(text)
+
+
+@is_eager
+def a_sum_with_an_object(x):
+    STATE.step += 1
+    return x * (str(STATE.step) + Sum())
+
+
+@is_eager
+def a_sum_with_text_of_a_name(x):
+    STATE.step += 1
+    name = Sum()
+    STATE.log.append(str(STATE.step) + name)
+    return x
+
+
 @is_eager
 def looks_at_the_text(x):
     STATE.step += 1
@@ -118,17 +268,29 @@ def tells_what_the_number_is(x):
     return x * 2
 
 
+@is_eager
+def stores_it_twice(x):
+    STATE.step += 1
+    STATE.status = STATE.history["last"] = f"step {STATE.step}"
+    return x * 2
+
+
 def told(function, *, grad=False):
     STATE.step, STATE.log, STATE.seen, STATE.history, STATE.status = 0, [], set(), {"names": []}, ""
+    LABELLED.label, LABELLED.told = "", None
+    for table in (TABLE, vars(WATCHFUL), vars(TOLD)):
+        table.clear()
     results = []
     with contextlib.redirect_stdout(io.StringIO()) as out:
         for i in range(CALLS):
             x = torch.full((3,), 0.3 * i - 1, requires_grad=grad)
             result = function(x)
-            results.append(result.tolist())
+            result, *told = result if isinstance(result, tuple) else (result,)
+            results += [result.tolist(), told]
             if grad:
                 results.append(torch.autograd.grad(result.sum(), x)[0].tolist())
     kept = [repr(STATE.log).replace(", grad_fn=<CloneBackward0>", ""), sorted(STATE.seen), STATE.history, STATE.status]
+    kept += [TABLE.copy(), LABELLED.label, LABELLED.told, dict(vars(WATCHFUL)), dict(vars(TOLD))]
     return results, STATE.step, kept, out.getvalue()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foregrad._torch.ops import fast_call, fast_operators
+from foregrad._torch.ops import DOORS, OpOverload, fast_call
 from foregrad.backends.eager import eager_compiler
 
 X = torch.randn(4, 6)
@@ -301,6 +301,18 @@ def cases():
     for op in fast_operators():
         for number, sample in enumerate(SAMPLES.get(word_of(op), [])):
             yield pytest.param(op, number, *sample, id=f"{word_of(op)}-{number}")
+
+
+def fast_operators():
+    """Every operator that may have a direct binding."""
+    operators = []
+    for word in DOORS:
+        name, _, overload = word.partition(".")
+        packet = getattr(torch.ops.aten, name, None)
+        op = getattr(packet, overload or "default", None)
+        if isinstance(op, OpOverload):
+            operators.append(op)
+    return operators
 
 
 @pytest.mark.parametrize(("op", "number", "args", "kwargs"), list(cases()))

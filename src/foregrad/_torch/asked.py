@@ -120,7 +120,7 @@ def _length(value: Any) -> Any:
     return len(value)
 
 
-# (a module or class, a name in it, the replacement)
+# (a module or class, a name there, the replacement)
 _Place = tuple[Any, str, Any]
 _PLACES: list[_Place] = [
     (torch.overrides, "has_torch_function", _has_torch_function),

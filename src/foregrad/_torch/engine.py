@@ -58,7 +58,7 @@ def beside_threads(apply: Callable[..., object]) -> Callable[..., Any]:
     return call
 
 
-_FEW = 16  # gradients that may be asked for one by one
+_FEW = 16  # gradients that may be asked for singly
 
 
 def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | None:

@@ -18,7 +18,7 @@ from .symbols import SymbolTable
 _DEEPEST = 64
 _LARGEST = 2**63
 _MOST_ARGUMENTS = 256
-_MOST_PARTS = 512  # of one expression
+_MOST_PARTS = 512  # of an expression
 _MOST_BITS = 2048  # of any number on the way to a size
 _BITS_OF_SIZE = 62
 

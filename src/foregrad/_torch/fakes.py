@@ -146,7 +146,7 @@ def new_fake_over(
             return factory.over(meta, device)
         meta.set_(storage, 0, (0,), (1,))
         fake = factory.new(shape, stride, dtype, device, offset)
-        # Since 2.15 only the memory of a tensor of the same device can be taken.
+        # Since 2.15 only the memory of a tensor on an equal device can be taken.
         torch._functionalize_unsafe_set(fake, factory.over(meta, device))
     return fake
 

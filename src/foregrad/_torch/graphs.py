@@ -44,7 +44,7 @@ def is_higher_order(target: object) -> bool:
     return isinstance(target, HigherOrderOperator)
 
 
-_NO_HINT = 4096  # the size of a dimension about which nothing is known
+_NO_HINT = 4096  # the size of an unknown dimension
 
 
 def size_hint(size: Any) -> int:

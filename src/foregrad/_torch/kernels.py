@@ -128,7 +128,7 @@ def _can_share(source: str) -> bool:
 def _compiled(sources: Sequence[str], compilers: int, submit: Any) -> dict[str, Callable[..., Any]]:
     """`{source: function}`; `submit` compiles up to `compilers` files at once."""
     files = _shared_out(sources, compilers)
-    # A submitted task takes the lock that the submitter holds, so it must run on another thread. Without a thread, a
+    # A submitted task takes the lock that the submitter holds, so it must run on a second thread. Without a thread, a
     # file is compiled when it is loaded.
     loads = [_cache().load_async(_file(kernels), submit_fn=submit if compilers > 1 else None) for kernels in files]
     function_by_source: dict[str, Callable[..., Any]] = {}

@@ -129,5 +129,5 @@ def divert(
 def _module() -> Any:
     module = native()
     if module is not None:
-        atexit.register(module.stop_diverting)  # then modules go before what is called in them
+        atexit.register(module.stop_diverting)  # then modules go before their functions
     return module

@@ -128,7 +128,7 @@ def is_opaque(value: object) -> bool:
 try:
     from torch._opaque_base import OpaqueBase as _OpaqueBase
 
-    OPAQUE: tuple[type, ...] = (torch.ScriptObject, _OpaqueBase)  # classes of such objects
+    OPAQUE: tuple[type, ...] = (torch.ScriptObject, _OpaqueBase)  # classes of opaque objects
 except ImportError:  # torch 2.11
     OPAQUE = (torch.ScriptObject,)
 
@@ -256,19 +256,7 @@ def _doors() -> dict[str, tuple[object, str, str]]:
     return doors
 
 
-_DOORS = _doors()
-
-
-def fast_operators() -> list[OpOverload]:
-    """Every operator that may have a direct binding."""
-    operators = []
-    for word in _DOORS:
-        name, _, overload = word.partition(".")
-        packet = getattr(torch.ops.aten, name, None)
-        op = getattr(packet, overload or "default", None)
-        if isinstance(op, OpOverload):
-            operators.append(op)
-    return operators
+DOORS = _doors()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -277,7 +265,7 @@ def fast_call(op: OpOverload) -> FastCall | None:
     if type(op) is not OpOverload or op.namespace != "aten":
         return None
     word = str(op).removeprefix("aten.").removesuffix(".default")
-    door = _DOORS.get(word)
+    door = DOORS.get(word)
     if door is None:
         return None
     space, prefix, name = door

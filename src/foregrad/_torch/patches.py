@@ -46,8 +46,8 @@ class FunctionsOfCapture(Protocol):
     def is_region(self, cls: object) -> bool:
         """Whether a Function is to run as an eager region."""
 
-    def applied(self, cls: object, context: dict[str, object]) -> None:
-        """Note a Function that was applied. `context`: the attributes that it set on its context."""
+    def applied(self, cls: object, node: Any) -> None:
+        """Note a Function that was applied. `node`: its context, None if there is no backward."""
 
 
 Installer = Callable[[Bind, Callable[[], Any]], Callable[[], None] | None]
@@ -58,7 +58,7 @@ class Subjects:
 
     by_class: Mapping[type, Any] = {}
     rows: Mapping[object, Callable[..., object]] = {}  # called in place of a torch function that a subject owns
-    operators: Mapping[object, Callable[..., object]] = {}  # the same for operators and their namespaces
+    operators: Mapping[object, Callable[..., object]] = {}  # for operators and their namespaces
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -298,18 +298,17 @@ def _apply(cls: type[object], /, *args: object, **kwargs: object) -> Any:
         finally:
             hooks.applied.pop()
         if functions is not None:
-            functions.applied(cls, _context_of(cls, results))
+            functions.applied(cls, _node_of(cls, results))
         return results
     return _run_function(cls, *args, **kwargs)
 
 
-def _context_of(cls: object, results: object) -> dict[str, object]:
-    """The attributes that a custom Function set on its context; none if there is no backward."""
+def _node_of(cls: object, results: object) -> Any:
+    """The node of a custom Function, its context too; None if there is no backward."""
     with torch._C.DisableTorchFunction():  # a torch function would be recorded as the program's
         results = results if isinstance(results, tuple) else (results,)
         nodes = [result.grad_fn for result in results if isinstance(result, torch.Tensor)]
-    node = next((node for node in nodes if getattr(node, "_forward_cls", None) is cls), None)
-    return {} if node is None else vars(node)
+    return next((node for node in nodes if getattr(node, "_forward_cls", None) is cls), None)
 
 
 def _run_function(cls: object, *args: object, **kwargs: object) -> Any:

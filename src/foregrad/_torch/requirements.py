@@ -126,7 +126,7 @@ def _look_up(name: str) -> Any:
     object_, path, in_modules = importlib.import_module(first), first, True
     for part in rest:
         path = f"{path}.{part}"
-        # A package's attribute may hide the submodule of that name.
+        # A package's attribute may hide its submodule of equal name.
         in_modules = in_modules and hasattr(object_, "__path__") and _is_module(path)
         object_ = importlib.import_module(path) if in_modules else getattr(object_, part)
     return object_

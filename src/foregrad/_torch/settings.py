@@ -99,7 +99,7 @@ _SETTINGS: dict[str, _Setting] = {
     "flushing of denormal numbers": (_flushes_denormals, torch.set_flush_denormal),
     "float32 matmul precision": (_matmul_precision, _set_matmul_precision),
     "TF32 in cuDNN": (_cudnn_tf32, _set_cudnn_tf32),
-    "float32 precisions": (_precisions, _set_precisions),  # after the two, because these write to some of them
+    "float32 precisions": (_precisions, _set_precisions),  # last: the two above write to some of the precisions
 }
 for _device in torch._C._autocast_supported_devices():
     _SETTINGS[f"autocast of {_device}"] = (
@@ -229,7 +229,8 @@ def arithmetic() -> tuple[Any, ...]:
     return tuple([read() for read in _READ])
 
 
-# Functions by which graphs of Dynamo's change settings; Dynamo has changed these already when a graph is compiled.
+# Functions by which graphs of Dynamo's change settings; Dynamo has changed the settings already when a graph is
+# compiled.
 _MATMUL = ("float32 matmul precision", "float32 precisions")
 _DETERMINISM = ("deterministic algorithms",)
 _SETTERS: dict[str, tuple[str, ...]] = {

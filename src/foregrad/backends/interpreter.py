@@ -120,7 +120,7 @@ def _versions(node: Node, args: Args, kwargs: Kwargs) -> Iterator[tuple[str, tor
 
 
 def _check_untouched(node: Node, before: Sequence[tuple[str, torch.Tensor, int, bool]]) -> None:
-    # Writing to one view counts as a write to every tensor in the same memory.
+    # Writing to a view counts as a write to every tensor in its memory.
     announced = {storage_key(tensor) for _, tensor, _, is_written in before if is_written}
     for name, tensor, version, is_written in before:
         if not is_written and version_of(tensor) != version and storage_key(tensor) not in announced:

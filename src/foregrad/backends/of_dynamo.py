@@ -41,8 +41,8 @@ def torch_backend(name: str) -> Backend:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-        # Inputs are passed one by one, as Dynamo does: the mark of the boxed convention is unreliable here, since
-        # wrappers copy the mark.
+        # Inputs are passed singly, as by Dynamo: the mark of the boxed convention is unreliable here, since wrappers
+        # copy the mark.
         def call(*args: Any) -> Any:
             return [_owned(value) for value in compiled(*args)]
 

@@ -154,7 +154,7 @@ class Contract:
                 f"{', '.join(result.name for result in self.results)}."
             )
         if inputs is None or not all(type(value) in _TENSORS or not isinstance(value, torch.Tensor) for value in out):
-            return out, None  # of a transform, or of another dispatch mode
+            return out, None  # of a transform, or of a second dispatch mode
         if not self.is_own:
             self._check_untouched(inputs)
         for i, expected in enumerate(self.results):

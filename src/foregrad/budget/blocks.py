@@ -111,7 +111,7 @@ def _waists(sizes: list[int], passing: list[set[int]], shared: set[int]) -> list
             continue
         live = passing[k] - shared
         if places and live == before:
-            places[-1] = k  # the same values pass: as late as possible
+            places[-1] = k  # equal values pass: as late as possible
         else:
             places.append(k)
         before = live

@@ -21,7 +21,7 @@ from ..partitioners.classify import Kind
 from ..partitioners.cut import NEVER
 from .uniform import Measured, Segment, Space, measure
 
-_STEPS = 1024  # into which the bytes of the largest budget of one magnitude are divided
+_STEPS = 1024  # parts of the bytes of the largest budget of a magnitude
 _ALIKE = 2  # times the bytes of the smallest
 
 

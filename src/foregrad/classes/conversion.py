@@ -153,7 +153,7 @@ def converted(gradient: Any, metadata: Any, cls: type) -> Any:
         return None
     try:
         return convert(metadata) if type(gradient) is cls else convert(metadata, cls)
-    except Exception:  # the class's own: a DTensor can't be placed as a sum of others
+    except Exception:  # the class's own: a DTensor can't be placed as a sum of tensors
         return None
 
 

@@ -112,7 +112,7 @@ def _called(
     strides = reported or _strides(getattr(result, "output_strides", None))
     writes, updated = tuple(getattr(result, "writes_into", ())), getattr(result, "updated", ())
     if own and getattr(result, "returns_list", False):
-        return CompiledGraph(as_boxed(result), strides, writes)  # eager's kernels, one by one
+        return CompiledGraph(as_boxed(result), strides, writes)  # eager's kernels, singly
     promises = promised(module, _result_names(module, joint, role.phase), **_given_out(joint, role))
     for _, output in updated:
         promises[output] = promises[output].in_an_input()

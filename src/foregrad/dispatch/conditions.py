@@ -24,7 +24,7 @@ from ..graph.source import Names, literal
 
 Bind = Callable[[str, object], str]
 _BY_VALUE = (torch.device, torch.Size, bytes)
-_BY_PARTS = (slice, range, complex)  # equal ones may differ in what makes them, or not be equal to themselves
+_BY_PARTS = (slice, range, complex)  # equal objects may differ in their parts, or not be equal to themselves
 
 
 def is_constant(name: str, value: Any, bind: Bind) -> str:

@@ -174,7 +174,7 @@ class Dispatcher:
                         if graphs.vain or call is not tried[0]:
                             graphs.served(call)
                         return result
-                # The guards of every graph say no to these.
+                # The guards of every graph refuse these arguments.
                 if transformed is not None and transforms_active():
                     return transformed(args, kwargs)
                 if engine.is_tracing() or (function_modes() and engine.is_foreign_mode_on()):
@@ -186,7 +186,7 @@ class Dispatcher:
                 return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
             except Exception as error:
                 if not settings.full_tracebacks:
-                    __tracebackhide__ = True  # IPython and pytest skip a frame with this name
+                    __tracebackhide__ = True  # IPython and pytest skip a frame of this name
                     hide_own_frames(error)
                 raise
 
@@ -298,7 +298,7 @@ class Dispatcher:
             while True:
                 with held, self._turn.taken() as has_turn:
                     args = renewed(self.function, args)
-                    made_meanwhile = tuple(call for call in self.graphs.calls if call not in tried)  # by another thread
+                    made_meanwhile = tuple(call for call in self.graphs.calls if call not in tried)  # elsewhere
                     first = self._make(args, kwargs) if has_turn and not made_meanwhile else None
                 args = renewed(self.function, args)
                 for call in made_meanwhile:
@@ -414,7 +414,8 @@ class Dispatcher:
         if is_full:  # of objects that are gone
             reasons = self._why(args, kwargs)
         difference = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
-        place = None if difference is None else (difference.name, self.refusals.kind(args, kwargs))
+        grows = difference is not None and difference.name.startswith("len(")  # the kind of a call tells lengths
+        place = None if difference is None else (difference.name, grows or self.refusals.kind(args, kwargs))
         if difference is not None and self.graphs.in_a_row(place) >= self.config.single_use_limit - 1:
             return self.fallbacks.never_again(difference)
         self._tell(reasons)
@@ -450,6 +451,8 @@ class Dispatcher:
         call, known = flatten_call(self.function, args, kwargs, objects=True), self._outer.unread
         if unread := [value for value, path in call.containers if known.get((path, type(value))) is False]:
             call = flatten_call(self.function, args, kwargs, objects=True, unread=unread)
+        for made in self.specializations:
+            self._outer.only_written.update(of_python().only_written_by(made))
         fills, written = self.fallbacks.may_fill, frozenset(self._outer.only_written)
         call = dataclasses.replace(call, fills_caches=fills, only_written=written, unread=known)
         try:

@@ -39,7 +39,7 @@ from .pipeline import is_of_capture
 
 _log = logging.getLogger("foregrad.eager")
 
-_FEW = 8  # items, up to which a list's kind is told by theirs
+_FEW = 8  # items: the kind of a list up to this length is its items' kinds
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
 _CHOOSING = (bool, str, type(None))
 
@@ -164,7 +164,7 @@ class Fallbacks:
         self.function, self.name, self.config, self.refusals, self.graphs = function, name, config, refusals, graphs
         self.past = PastLimit()
         self._fills = 0  # calls that filled a cache, or changed a state
-        self._in_a_row = collections.Counter[str]()  # of these "fills", and of eager calls with errors, "raises"
+        self._in_a_row = collections.Counter[str]()  # "fills" counts such calls, "raises" eager calls with errors
 
     @property
     def may_fill(self) -> bool:

@@ -291,7 +291,7 @@ class Specializer:
         self.ends = ends
         self._now = pipeline  # of the capture at hand
         self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
-        self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
+        self._of_compiler = ""  # a compiler's error in this capture, where sizes or numbers were symbolic
         self._once = OneWarning()
 
     def specialize(self, call: FlatCall, decisions: Sequence[DecisionInfo], *, may_wait: bool = True) -> Specialization:

@@ -56,7 +56,7 @@ from .guard_list import (
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
 
-_FEW_PAIRS = 12  # inputs, one of them written to: up to this number, a test for each pair takes less than sorting them
+_FEW_PAIRS = 12  # inputs, one written to: up to this number a test for each pair takes less time than sorting
 
 
 class CallGuards(GuardMaker):

@@ -146,7 +146,7 @@ class ForwardFacts:
 
     @property
     def num_forward_returns(self) -> int:
-        return self.num_mutated_inp_runtime_indices + self.num_outputs
+        return self.num_mutated_inp_runtime_indices + self.num_outputs + self.num_intermediate_bases
 
     num_forward = num_forward_returns
 
@@ -169,12 +169,13 @@ def forward_facts(joint: JointGraph, role: GraphRole) -> ForwardFacts:
     results = [i for i in range(len(slots)) if i not in update_at]
     outputs = [OutputFacts(i in differentiable, is_viewed=i in viewed) for i in results]
     returned = [update_at[i] for i in sorted(update_at)]
-    inputs = [_input_facts(signature, number) for number in range(len(signature.inputs))]
+    inputs = [input_facts(signature, number) for number in range(len(signature.inputs))]
     tangents = [node.meta["val"] for node in joint.placeholders() if node.name.startswith("tangents_")]
     return ForwardFacts(inputs, outputs, returned, static_inputs(signature), tangents)
 
 
-def _input_facts(signature: Signature, number: int) -> InputFacts:
+def input_facts(signature: Signature, number: int) -> InputFacts:
+    """The known facts about an input of a joint graph."""
     info = signature.inputs[number]
     writes = [update for update in signature.updates if update.input == number]
     return InputFacts(

@@ -237,7 +237,7 @@ class Pipeline:
                 backwards.append(self._in_stages(backward, joint, failures, always))
             if not backwards:
                 if self.bw_compiler is eager_compiler:
-                    values = None  # eager's kernels write into none of them
+                    values = None  # eager's kernels write into no donated input
                 donated = owned_among(donated_inputs(partitioned), values) if values else ()
                 backwards.append(self._compile_late(backward, joint, roles.backward(donated), failures, always))
             return backwards[0]
@@ -459,8 +459,8 @@ class _Roles:
 
     def forward(self) -> GraphRole:
         role, first = self.inference(), len(self.signature.graph_outputs.slots)
-        # A saved input is kept itself, whatever the graph returns for it; unless an alias is saved too, because the
-        # alias may be a copy in a new layout.
+        # A saved input is kept itself, also if the graph returns a value for it; unless an alias is saved too, because
+        # the alias may be a copy in a new layout.
         aliased = {node.args[0] for node in self.saved if node.target is torch.ops.aten.alias.default}
         inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder" and node not in aliased]
         return dataclasses.replace(role, phase="forward", visible_outputs=(*role.visible_outputs, *inputs))
@@ -490,7 +490,7 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Size, ...] 
         if node.op == "placeholder":
             continue
         if isinstance(spec, TensorSpec) and stride is not None and not same_numbers(spec.stride, stride):
-            chosen = TensorSpec(spec.shape, tuple(stride), spec.dtype, spec.device)
+            chosen = spec.fresh(spec.shape, stride)
             placeholder.meta.pop("tensor_meta", None)
             placeholder.meta[LAID_OUT] = spec
             placeholder.meta["spec"] = chosen

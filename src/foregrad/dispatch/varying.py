@@ -282,7 +282,7 @@ def _behaviour(joint: JointGraph) -> list[object]:
     floats = {placeholders[i] for i, info in enumerate(joint.signature.inputs) if info.number is float}
     for node in joint.graph.nodes:
         if node in floats:
-            names[node] = None  # read by one operator, whose result is the number
+            names[node] = None  # read by one operator that gives the number
             continue
         if _gives_a_number(node):
             names[node] = concrete(node.meta["val"])

@@ -35,7 +35,7 @@ def tensor_over(value: Any) -> torch.Tensor | None:
     """The tensor over the memory of an array; None for anything else, and for an array that no tensor can be over."""
     if not is_array(value) or value.dtype.kind not in "biufc":
         return None
-    if not value.flags.writeable:  # PyTorch warns of these
+    if not value.flags.writeable:  # PyTorch warns of such arrays
         return None
     try:
         return _from_numpy(value)

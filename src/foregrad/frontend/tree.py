@@ -418,7 +418,7 @@ class _Opener:
             return "unread", cls, None, []
         if cls is weakref.ref:
             target = value()
-            # Of what is held by nothing else there would be nothing left.
+            # An object that nothing else holds would be gone.
             is_held = id(target) in self._number and value.__callback__ is None
             return ("weakref", cls, None, [target]) if is_held else None
         if cls is types.MethodType and (id(value.__self__) in self._number or self._is_made(value.__self__)):

@@ -30,7 +30,7 @@ def _find_token(spec: TensorSpec) -> object:
     numbers = (*spec.shape, *spec.stride, spec.offset)
     if spec.conj or spec.neg or any(type(n) is not int for n in numbers):
         return None
-    # Both lists are as long as one another, so one row of numbers tells layouts apart.
+    # Both lists have equal lengths, so one row of numbers tells layouts apart.
     return _TOKENS.setdefault((numbers, spec.dtype, spec.device), object())
 
 
@@ -62,6 +62,11 @@ class TensorSpec:
             tensor.is_conj(),
             tensor.is_neg(),
         )
+
+    def fresh(self, shape: Sequence[Size], stride: Sequence[Size] | None = None) -> TensorSpec:
+        """A tensor of this dtype and device at the beginning of its memory, contiguous unless `stride` says more."""
+        strides = contiguous_strides(shape) if stride is None else tuple(stride)
+        return TensorSpec(tuple(shape), strides, self.dtype, self.device)
 
     @property
     def numel(self) -> Size:

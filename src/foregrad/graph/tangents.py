@@ -8,7 +8,7 @@ from typing import Any
 from .meta import TensorSpec
 
 ABSENT, CONSTANT, VARIABLE = 0, 1, 2  # missing; present without requiring grad; requires grad
-STOP = 3  # missing: the gradient that other outputs send to this interior output is asked for, and stops there
+STOP = 3  # missing: the gradient from other outputs to this interior output is asked for, and stops there
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -105,7 +105,7 @@ def with_whole_laid_out(gm: fx.GraphModule, foreign: Collection[fx.Node]) -> fx.
     for gradient in [_gradient(node) for node in _backward_convolutions(gm) if _operand(node, 2) in entering]:
         if gradient is not None and spec_of(gradient).stride == contiguous_strides(spec_of(gradient).shape):
             with whole.graph.inserting_after(own[gradient]):
-                copy = _copy(own[gradient], torch.contiguous_format)  # as its readers, such as an update, are laid out
+                copy = _copy(own[gradient], torch.contiguous_format)  # as its readers (an update, say) are laid out
             copy.meta[REALIZED] = True
             own[gradient].replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
     return whole

@@ -35,7 +35,7 @@ def _foreach_add(tensors: Sequence[torch.Tensor], other: torch.Tensor, *, alpha:
     return [torch.add(tensor, other, alpha=alpha) for tensor in tensors]
 
 
-# Optimizers count their steps with this operator, in a tensor for each parameter. Such a step is known first as one
+# Optimizers count their steps with this operator, in a tensor for each parameter. The step is known first as an
 # operator alone.
 ONE_BY_ONE = {aten._foreach_add.Tensor: _foreach_add}
 

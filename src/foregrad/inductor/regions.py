@@ -24,7 +24,7 @@ from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.role import REGION
 from .repeats import Repeat, find_repeats, is_view
 
-_MANY, _SEVERAL = 7, 16  # copies, and operators in each, at which outlining begins to pay
+_MANY, _SEVERAL = 7, 16  # copies, and operators of each, from which on outlining pays
 
 
 def outlined(

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from ..dispatch.known import ForwardFacts, InputFacts, OutputFacts, input_facts
 from .calls import forward_call
 from .held import JointWithDescriptors
 from .layout import Layout, inputs_of, is_tensor
@@ -97,39 +98,28 @@ def _put(jd: JointWithDescriptors, values: Sequence[Any]) -> None:
             node.meta["val"] = value.detach()
 
 
-@dataclasses.dataclass
-class ForwardMetadata:
-    """What clients read of a forward, and set: positions are those of the graph's inputs and outputs."""
+class ForwardMetadata(ForwardFacts):
+    """The facts that clients read of a forward, and set: positions are those of the graph's inputs and outputs."""
 
     def __init__(self, jd: JointWithDescriptors) -> None:
         layout: Layout = jd.captured.layout
         signature = jd.captured.joint.signature
-        written = [update.input for update in signature.updates]
         names = [type(entry.desc).__name__ for entry in layout.forward]
-        self.jd = jd
-        self.input_info = [
-            SimpleNamespace(
-                mutates_data=primal.input is not None and primal.input in written,
-                mutates_metadata=False,
-                requires_grad=primal.input is not None and signature.inputs[primal.input].requires_grad,
-                is_leaf=primal.input is None or signature.inputs[primal.input].is_leaf,
-            )
-            for primal in layout.primals
+        inputs = [
+            InputFacts(is_leaf=True, requires_grad=False) if one.input is None else input_facts(signature, one.input)
+            for one in layout.primals
         ]
-        self.mutated_inp_runtime_indices = [i for i, info in enumerate(self.input_info) if info.mutates_data]
-        differentiable = signature.gradients.differentiable
-        self.output_info = [
-            SimpleNamespace(requires_grad=entry.output in differentiable, base_idx=entry.input)
+        outputs = [
+            OutputFacts(entry.output in signature.gradients.differentiable, base_idx=entry.input)
             for entry, name in zip(layout.forward, names, strict=True)
             if name not in ("InputMutationAOTOutput", "IntermediateBaseAOTOutput")
         ]
-        self.num_mutated_inp_runtime_indices = names.count("InputMutationAOTOutput")
+        mutated = [number for number, info in enumerate(inputs) if info.mutates_data]
+        super().__init__(inputs, outputs, mutated, _static_inputs(jd), jd.tangents)
         self.num_intermediate_bases = names.count("IntermediateBaseAOTOutput")
-        self.num_outputs = len(self.output_info)
-        self.num_forward = self.num_forward_returns = len(layout.forward)
-        self.static_input_indices = _static_inputs(jd)
-        self.tokens: dict[Any, Any] = {}
-        self.traced_tangents = jd.tangents
+        if jd.captured.writes_inside:
+            self.write_inside(mutated)
+        self.jd = jd
         self.traced_tangents_descs = [desc for _, desc in layout.tangents]
         self.subclass_tangent_meta: Sequence[Any] = create_subclass_meta(self.traced_tangents)
 

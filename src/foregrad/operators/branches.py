@@ -365,8 +365,7 @@ def _have_effects(*traced: _Traced) -> bool:
 
 
 def _stacked(spec: TensorSpec, steps: Any) -> TensorSpec:
-    shape = (steps, *spec.shape)
-    return TensorSpec(shape, contiguous_strides(shape), spec.dtype, spec.device)
+    return spec.fresh((steps, *spec.shape))
 
 
 def _kind(spec: TensorSpec) -> Any:

@@ -78,7 +78,7 @@ _VIEWS = frozenset({"aten::_unsafe_view", "aten::lift_fresh"})
 _MAYBE_VIEWS = frozenset({"aten::contiguous", "aten::pin_memory", "aten::reshape", "aten::to"})
 _SIZES = frozenset({"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"})
 _RANDOM_THAT_FUSES = frozenset({"aten::native_dropout", "aten::rand_like", "aten::randn_like"})
-# Every process must run these in the same order, the same number of times; the wait for one is not a separate effect.
+# Every process must run collectives in an equal order, equally often; a collective's wait is no separate effect.
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional", "_dtensor"})
 _RANDOM_WRAPPERS = frozenset({"run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state"})
 

@@ -217,7 +217,7 @@ class _Elimination:
             if gone[v]:
                 continue
             gone[v] = 1
-            # (neighbour, capacity from it, capacity to it)
+            # (neighbour, capacity from there, capacity to there)
             links = tuple([(u, neighbours[u].pop(v), capacity) for u, capacity in neighbours[v].items()])
             self.steps.append((v, self.source[v], self.sink[v], links))
             constant += self._fold(v, links)
@@ -299,7 +299,7 @@ def max_flow(
     """
     arcs_of: list[list[int]] = [[] for _ in range(num_vertices)]
     to: list[int] = []
-    left: list[int] = []  # what an arc can still carry; arc e's reverse is e ^ 1
+    left: list[int] = []  # an arc's remaining capacity; arc e's reverse is e ^ 1
     for tail, head, capacity in zip(tails, heads, capacities, strict=True):
         arcs_of[tail].append(len(to))
         arcs_of[head].append(len(to) + 1)

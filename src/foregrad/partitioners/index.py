@@ -303,7 +303,7 @@ def _hinted_numel(shape: Iterable[object]) -> int:
 # stay as they are, so results do, bit for bit. Greedy, and independent of the residuals: plans are simulated for the
 # order that runs.
 
-_THROUGH = (Kind.VIEW, Kind.ITEM)  # share memory with their operands, or come with them
+_THROUGH = (Kind.VIEW, Kind.ITEM)  # share memory with their operands, or come along
 _BARRIERS = (Kind.EFFECT, Kind.RANDOM)
 
 
@@ -338,7 +338,7 @@ class _Stretch:
         self.items: dict[int, list[int]] = {}
         self.dependents: dict[int, list[int]] = {}
         self.readers: dict[int, int] = {}  # for each memory: how many operators are still to read it
-        self.reader: dict[int, int] = {}  # the sum of their numbers: where it is one operator, which
+        self.reader: dict[int, int] = {}  # the sum of their numbers: for one operator, its number
         through, readers, reader = self.through, self.readers, self.reader
         for i in nodes:
             if kinds[i] in _THROUGH and operands[i]:

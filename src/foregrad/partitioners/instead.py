@@ -28,7 +28,7 @@ from .index import JointIndex
 _CPU = torch.device("cpu")
 _NOT_MOVED = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.VIEW)
 _DEVICES = ("cpu", "cuda")
-_WORTH = 4  # times the bytes of a state, which a result has to be larger than
+_WORTH = 4  # a result must be larger than this times the bytes of a state
 
 
 def can_offload(index: JointIndex, candidates: Iterable[int]) -> set[int]:

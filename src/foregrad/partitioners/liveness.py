@@ -337,7 +337,7 @@ class Storages:
             for r in touched[i]:
                 last[r] = k
         present = set(alive)
-        # Bytes that come with each operator, less those that went after the one before it.
+        # Bytes that come with each operator, less the bytes that went after its predecessor.
         change = [0] * (len(order) + 1)
         change[0] = others + sum([size[r] for r in alive if r in last or r in kept])
         exchanged: list[tuple[int, int]] = []  # (where states are, bytes that are only there after or before that)

@@ -281,7 +281,7 @@ def halves_of(parts: Partitioned) -> Halves:
     held = {forward.root(node) for node in forward.outputs[: parts.joint.signature.num_forward_outputs]}
     own = [node for node in parts.saved_nodes if forward.root(node) not in held and not forward.is_input(node)]
     roots: dict[int, str] = {}
-    for node in own:  # views of one storage count once
+    for node in own:  # views of a storage count once
         roots.setdefault(forward.root(node), node.name)
     alive = backward.alive({node.name: forward.size(node) for node in own}, set(roots.values()))
     kept = {forward.root(node) for node in forward.outputs}

@@ -79,7 +79,7 @@ def copy_shared_results(gm: fx.GraphModule, before: fx.GraphModule, mode: object
     """
     output = next(iter(reversed(gm.graph.nodes)))
     results = results_of(gm)
-    inputs = zip(_inputs(gm), _inputs(before), strict=True)
+    inputs = zip(*(graph.find_nodes(op="placeholder") for graph in (gm.graph, before.graph)), strict=True)
     owners: dict[Memory, Memory] = {(new, None): (old, None) for new, old in inputs}
     copied = False
     for i, (new, old) in enumerate(zip(results, results_of(before), strict=True)):
@@ -97,10 +97,6 @@ def copy_shared_results(gm: fx.GraphModule, before: fx.GraphModule, mode: object
     if copied:
         output.args = (results,)
     return copied
-
-
-def _inputs(gm: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in gm.graph.nodes if node.op == "placeholder"]
 
 
 def _copy(graph: fx.Graph, node: fx.Node, spec: TensorSpec, mode: object) -> fx.Node:

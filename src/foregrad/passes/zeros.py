@@ -21,7 +21,7 @@ from .._torch.ops import OpOverload
 from .._torch.symbols import map_symbolic, write_expression
 from ..errors import UnsupportedError
 from ..graph.calls import call_of
-from ..graph.meta import TensorSpec, contiguous_strides, spec_of
+from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import GradientPaths
 from .opaque import opaque_values
 
@@ -224,11 +224,11 @@ def _reorder(sums: list[fx.Node], opaque: set[fx.Node]) -> None:
 def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> fx.Node:
     spec = spec_of(node)
     if isinstance(spec, TensorSpec):
-        contiguous = contiguous_strides(spec.shape)
+        contiguous = spec.fresh(spec.shape)
         shape, stride = map_symbolic(list(spec.shape), sizes.node), map_symbolic(list(spec.stride), sizes.node)
         zeros = graph.call_function(aten.full.default, (shape, 0), {"dtype": spec.dtype, "device": spec.device})
-        zeros.meta = {"spec": TensorSpec(spec.shape, contiguous, spec.dtype, spec.device)}
-        if spec.stride == contiguous:
+        zeros.meta = {"spec": contiguous}
+        if spec.stride == contiguous.stride:
             return zeros
         empty = graph.call_function(
             aten.empty_strided.default, (shape, stride), {"dtype": spec.dtype, "device": spec.device}

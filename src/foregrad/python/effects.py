@@ -237,6 +237,10 @@ Piece = tuple[str, str]
 """How the text of a value is made: conversion and specification, as in a format; or for a tensor `dtype@device`, and
 the end of the text.
 """
+Place = tuple[int, Any]
+"""A place for text: a key of a table, by the table's id; or the `RESULT`."""
+RESULT: Place = 0, None
+NOTES = "_foregrad_notes"  # the only attribute of a container's stand-in
 Told = Callable[[Any], Any]
 """Gives a `Text` for a value whose text each call makes, any other value as it is."""
 
@@ -329,7 +333,7 @@ def warn_of(
     message: Any, category: Any, stacklevel: int, frame: FrameType | None, *, outermost: CodeType
 ) -> Said | None:
     """A `warnings.warn` by the code of a frame; None where no call could do it again. `outermost` calls the program."""
-    text = str(message)
+    text = message if type(message) is Text else str(message)
     if isinstance(message, Warning):
         category = type(message) if message.args == (text,) else None
     elif category is None:
@@ -358,7 +362,7 @@ def warn_of(
 
 
 def would_raise(said: tuple[Any, ...]) -> bool:
-    """Whether a warning is an error by the filters in force."""
+    """Whether a warning is an error by the filters in force; without a text: whether some text would be."""
     return action_for(said) == "error"
 
 
@@ -366,7 +370,9 @@ def action_for(said: tuple[Any, ...]) -> str:
     """The action of the filters in force for a warning."""
     text, category, module, _, line = said
     for action, message, kind, at, number in warnings.filters:
-        is_meant = message is None or (message == text if isinstance(message, str) else message.match(text))
+        is_meant = message is None or (text is None and action == "error")
+        if message is not None and text is not None:
+            is_meant = message == text if isinstance(message, str) else bool(message.match(text))
         if is_meant and issubclass(category, kind) and (at is None or at.match(module)) and number in (0, line):
             return action
     return str(vars(warnings)["defaultaction"])

@@ -26,13 +26,13 @@ from .._torch.symbols import concrete, is_symbolic, map_symbolic
 from ..errors import UnsupportedSideEffectError
 from ..frontend.values import is_plain
 from ..identity import IdSet, class_property
-from .effects import Text
+from .effects import NOTES, Text
 from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from .lifted import StatePlace
 from .objects import is_plain_object
 from .own_writes import is_made
 from .program_state import ATOMS, ProgramState
-from .reads import TABLES, Reads
+from .reads import TABLES, Reads, ReadSite, keys_in
 
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]
@@ -77,7 +77,7 @@ class Notes:
         self.thread = threading.get_ident()
         base = next(base for base in _CLASSES if isinstance(real, base))
         self.stand_in: Any = base.__new__(_CLASSES[base])
-        object.__setattr__(self.stand_in, _NOTES, self)
+        object.__setattr__(self.stand_in, NOTES, self)
         if base in _FILLS:
             _FILLS[base](self.stand_in)
 
@@ -112,7 +112,6 @@ class Notes:
             self.refuse()
 
 
-_NOTES = "_foregrad_notes"  # the only attribute of a stand-in
 _COUNTS = {"insert": 2, "__setitem__": 2, "clear": 0}
 
 
@@ -153,7 +152,7 @@ def _type(self: Any) -> type:
 def _class_of_stand_ins(base: type) -> type:
     names = {*_READERS, *dir(base)} - _KEPT
     members: dict[str, Any] = {name: _reader(name) for name in names} | {name: _writer(name) for name in _WRITERS}
-    members |= {"__getattr__": _get, "__iadd__": _extend, "__class__": property(_type), "__slots__": (_NOTES,)}
+    members |= {"__getattr__": _get, "__iadd__": _extend, "__class__": property(_type), "__slots__": (NOTES,)}
     cls = type("Journal", (base,), members)
     refuse_flattening(cls, lambda value, *_: value._foregrad_notes.refuse())
     tell_type(cls, _type)
@@ -170,7 +169,7 @@ class _Foreign:
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         for arg in (*args, *(kwargs or {}).values()):
-            if hasattr(type(arg), _NOTES):
+            if hasattr(type(arg), NOTES):
                 arg._foregrad_notes.refuse()
         return NotImplemented
 
@@ -189,6 +188,13 @@ def grows(holder: Holder) -> bool:
     if holder.step in TABLES or type(holder.target) not in _KINDS or holder.style == "attr":
         return False
     return len(holder.target) != len(holder.before) or holder.kind is DEQUE
+
+
+def has_grown(site: ReadSite) -> bool:
+    """Whether a user's container has more items than at a capture."""
+    if site.keys is None or site.style != "item" or type(site.holder) not in _KINDS:
+        return False
+    return len(site.keys) < len(keys_in(site.holder))
 
 
 def replaced(holder: Holder) -> Iterator[Any]:
@@ -212,6 +218,7 @@ class Journals:
         self.made: list[tuple[Notes, list[Place]]] = [(notes, []) for notes in arguments]
         self.said: list[tuple[Any, str, str, tuple[Any, ...]]] = []
         self.are_installed = False
+        self.take: Callable[[Any, Any], Any] = lambda place, value: value
         known: IdSet[Any] = IdSet()
         for holder in state.holders if wanted else ():
             for key, value in holder.items():
@@ -230,8 +237,11 @@ class Journals:
             reads.stand_ins[id(notes.stand_in)] = notes.real
             reads.unread[id(notes.real)] = _place_of(places) is not None
 
-    def takes(self, take: Callable[[FrameType, Any], Any]) -> None:
-        """`take(frame, value)` gives the value to note for a call by a frame: each call may make its text."""
+    def takes(self, take: Callable[[Any, Any], Any]) -> None:
+        """`take(frame, value)` gives the value to note for a call by a frame: each call may make its text; `take(place,
+        value)` the value that a place keeps.
+        """
+        self.take = take
         for notes, _ in self.made:
             notes.take = take
 
@@ -264,7 +274,7 @@ class Journals:
         """Make the noted calls, but for calls that take stand-ins of tensors."""
         for place, _, name, args in self.calls():
             if not is_made(args):
-                target = place.get() if isinstance(place, StatePlace) else getattr(place, _NOTES, place)
+                target = place.get() if isinstance(place, StatePlace) else getattr(place, NOTES, place)
                 getattr(target.real if isinstance(target, Notes) else target, name)(*map_symbolic(args, concrete))
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -48,7 +48,7 @@ class ProgramOutput(Aspect):
         self.host, self.recorder = host, recorder
         self.stdout, self.filters = sys.stdout, warnings.filters
         facts = {} if host.learned is None else host.learned.facts
-        self.texts = Texts(facts.setdefault(ProgramOutput, set()))
+        self.texts = Texts(facts.setdefault(ProgramOutput, set()), recorder.origins.root)
         self.handlers: list[logging.Handler] = []  # the program's own, that were logged to
         self.is_of_backward: Callable[[FrameType, str], bool] = lambda frame, message: False  # each backward warns
 
@@ -63,6 +63,12 @@ class ProgramOutput(Aspect):
             numbers.texts = None
 
     def ran(self) -> None:
+        state: Any = self.host.state
+        self.texts.take_from(state.changed)
+        if self.texts.refuse_read(self.host) or self.texts.refuse_rest(but_result=True):
+            raise CaptureAgain
+
+    def returned(self, results: Sequence[object], paths: Sequence[str]) -> None:
         if self.texts.refuse_rest():
             raise CaptureAgain
 
@@ -71,6 +77,8 @@ class ProgramOutput(Aspect):
 
     def finished(self, run: Finished) -> None:
         state = self.host.state
+        if self.texts.refuse_read(self.host):
+            raise CaptureAgain
         if self.handlers and (shared := _shared(state, self.host.reads, self.handlers)):
             raise ProgramOutputError(
                 f"`{self.host.name}` logs, and code of a handler can get at {shared}, which the call reads or changes: "
@@ -152,10 +160,12 @@ class ProgramOutput(Aspect):
                 return _text_of_tensor(value) if is_stand_in(value) else self.texts.take(frame, value)
 
             return print_of(told, args, **kwargs) if kind == "print" else log_of(told, *args)
-        said = None if kwargs["more"] else warn_of(*args, outermost=self.recorder.origins.root)
+        told_text = self.texts.take(args[3], args[0])
+        said = None if kwargs["more"] else warn_of(told_text, *args[1:], outermost=self.recorder.origins.root)
         if said is not None:
-            state.reads.ask(said[1], f"the action for the warning {said[1][0]!r}", would_raise)
-            if would_raise(said[1]):
+            known = (None, *said[1][1:]) if type(told_text) is Text else said[1]
+            state.reads.ask(known, f"the action for the warning {known[0]!r}", would_raise)
+            if would_raise(known):
                 return None
         return said
 

@@ -24,7 +24,7 @@ from ..tracing.tape.collection import Newborns
 from ..tracing.tape.tape import Learned
 from . import holders as kinds
 from .draw_patches import stand_in_for
-from .effects import OfArgument, PythonWrite, SetAttribute
+from .effects import RESULT, OfArgument, PythonWrite, SetAttribute
 from .holders import Holder, kind_of, left_in_cache
 from .journals import Identity, Journals, Notes, UntouchedIterator, grows, replaced
 from .lifted import StatePlace, lifted_places, stand_in_at, times_lifted
@@ -66,7 +66,7 @@ class PythonState:
         reads.unread.update((id(value), False) for value, _ in call.containers if given.is_own(value, before))
         self.writes: tuple[PythonWrite, ...] = ()
         self.spec: Tree = LEAF
-        self._changed: list[Holder] = []  # by the run
+        self.changed: list[Holder] = []  # by the run
         self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, the object before, its stand-in)
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: ById[torch.nn.Module, list[Holder]] = ById()
@@ -188,11 +188,11 @@ class PythonState:
                 "that the function reaches, or return it."
             )
         self.given.check_closed(self.name)  # its files are made anew for each run
-        self._changed = _written(self.own.changed(), self.before, self.call.function)
-        has_changed = bool(self._changed) or any(True for _ in self.journals.calls())
+        self.changed = _written(self.own.changed(), self.before, self.call.function)
+        has_changed = bool(self.changed) or any(True for _ in self.journals.calls())
         _check_caches(self.name, self.before, self.call, has_changed=has_changed)
         found: set[Identity] = set()
-        for holder in self._changed:
+        for holder in self.changed:
             if self.made.is_argument(holder):
                 self.given.may_not_read(holder)
                 continue
@@ -223,12 +223,13 @@ class PythonState:
         """The leaves of the result, of the written values, and of `more` outputs; the leaves' names for people; the
         structure of the result.
         """
-        self.own.after = {holder: now_in(holder) for holder in self._changed}
+        self.own.after = {holder: now_in(holder) for holder in self.changed}
+        result = self.journals.take(RESULT, result)
         found = PythonWrites(
             self.name,
             self.call.function,
             self.before,
-            self._changed,
+            self.changed,
             self.real_of,
             self.made,
             fills_caches=self.call.fills_caches,

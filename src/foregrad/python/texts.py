@@ -1,9 +1,10 @@
 """Text of numbers that the graph computes, as prints and logs have it: made by each call after its graph has run.
 
 `print(f"loss {loss.item():.3f}")` asks a number for its text before any graph has run. The number gives a mark in place
-of the text if the bytecode of the line proves that the text goes into one call and nowhere else. `print` or a logger
-that is called there finds the mark. A mark that neither takes went to a function that may look at it: the capture
-starts over, and the line's text holds the number of this one call, as a decision.
+of the text if the bytecode of the line proves that the text goes into one call, one attribute or item, or the result,
+and nowhere else. `print` or a logger that is called there finds the mark; an unread place keeps the
+text. Any mark left over went where the program may look: the capture starts over, and the line's text holds the number
+of the present call, as a decision.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ import operator
 import re
 import secrets
 import sys
+from collections.abc import Iterable
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..house import is_program_module
-from .effects import Piece, Text
+import torch
+
+from ..frontend.source import table_of
+from ..house import is_house_code, is_program_module
+from .effects import NOTES, RESULT, Piece, Place, Text
+
+if TYPE_CHECKING:
+    from .holders import Holder
 
 Site = tuple[CodeType, int]
-"""A call in code, by its offset."""
+"""A call in code, or an instruction that stores or returns, by its offset."""
 
 _BEGIN = f"\ue000foregrad {secrets.token_hex(8)} "  # in no text of the program's
 _MARKS = re.compile(f"({_BEGIN}\\d+\ue001)")
@@ -34,6 +42,7 @@ _IDLE = {"NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL", "KW_NAMES"}
 _OF_ONE = {"FORMAT_SIMPLE", "CONVERT_VALUE", "UNARY_NEGATIVE", "UNARY_NOT", "UNARY_INVERT", "LOAD_ATTR"}
 _OF_TWO = {"FORMAT_WITH_SPEC", "BINARY_SUBSCR", "COMPARE_OP"}
 _BUILDS = {"BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_CONST_KEY_MAP"}
+_STORES = {"STORE_ATTR": 1, "STORE_SUBSCR": 2, "RETURN_VALUE": 0}  # and how many values lie above the stored one
 _HAS_NULLS = sys.version_info >= (3, 11)
 _HAS_METHODS = sys.version_info >= (3, 12)
 
@@ -44,13 +53,15 @@ class _Mark:
     site: Site
     piece: Piece
     number: Any
+    place: Place | None  # None: a call takes it
 
 
 class Texts:
     """The marks of one run that nobody has taken. `refused`: calls that earlier runs found to take text elsewhere."""
 
-    def __init__(self, refused: set[Site]) -> None:
-        self.refused = refused
+    def __init__(self, refused: set[Site], outermost: CodeType) -> None:
+        self.refused, self.outermost = refused, outermost
+        self.left: dict[Place, set[Site]] = {}  # places that keep text
         self._open: dict[str, _Mark] = {}
         self._count = 0
 
@@ -60,52 +71,110 @@ class Texts:
         while frame is not None and not is_program_module(frame.f_globals.get("__name__")):
             frame = frame.f_back
         offset = None if frame is None or _BEGIN in spec else _call_of_text(frame.f_code, frame.f_lasti, conversion)
-        if frame is None or offset is None or (frame.f_code, offset) in self.refused:
+        if frame is None or offset is None or (frame.f_code, offset) in self.refused or "str" in frame.f_globals:
+            return None
+        place = _place_of(frame, offset, self.outermost)
+        if place == _NOWHERE:
             return None
         self._count += 1
         mark = f"{_BEGIN}{self._count}\ue001"
-        self._open[mark] = _Mark(frame, (frame.f_code, offset), (conversion, spec), number)
+        self._open[mark] = _Mark(frame, (frame.f_code, offset), (conversion, spec), number, place)
         return mark
 
-    def take(self, frame: FrameType | None, value: Any) -> Any:
-        """A text as a `Text`, if all marks in it are of the call that the frame is in; else the value itself. `frame`:
-        of the call, or of a function of `logging` that it calls.
+    def take(self, at: FrameType | Place | None, value: Any) -> Any:
+        """A text as a `Text`, if all marks inside are of the call at a frame, or of a place; else the value unchanged.
+        `at`: the place, or the frame of the call or of a function of `logging` called there.
         """
         parts: list[Any] = _MARKS.split(value) if self._open and type(value) is str else []
-        if len(parts) < 2 or not all(self._is_here(mark, frame) for mark in parts[1::2]):
+        if len(parts) < 2 or not all(self._is_at(mark, at) for mark in parts[1::2]):
             return value
         marks = [self._open.pop(mark) for mark in parts[1::2]]
+        if isinstance(at, tuple):
+            self.left.setdefault(at, set()).update(mark.site for mark in marks)
         parts[1::2] = [(mark.piece, mark.number) for mark in marks]
         return Text.later(parts)
 
-    def take_inside(self, frame: FrameType | None, value: Any) -> Any:
+    def take_inside(self, at: FrameType | Place | None, value: Any) -> Any:
         """`take` through containers: they are the call's own where marks are inside."""
         if not self._open or type(value) not in (list, tuple, dict):
-            return self.take(frame, value)
+            return self.take(at, value)
         items = value.values() if type(value) is dict else value
-        taken = [self.take_inside(frame, item) for item in items]
+        taken = [self.take_inside(at, item) for item in items]
         if all(map(operator.is_, items, taken)):
             return value
         return dict(zip(value, taken, strict=True)) if type(value) is dict else type(value)(taken)
 
     def drop(self, frame: FrameType) -> None:
         """A logger that is called there drops the text."""
-        for mark in [mark for mark in self._open if self._is_here(mark, frame)]:
+        for mark in [mark for mark in self._open if self._is_at(mark, frame)]:
             del self._open[mark]
 
-    def _is_here(self, mark: str, frame: FrameType | None) -> bool:
+    def _is_at(self, mark: str, at: FrameType | Place | None) -> bool:
+        found = self._open.get(mark)
+        if found is None or isinstance(at, tuple):
+            return found is not None and found.place == at
+        frame = at
         while frame is not None and frame.f_globals is _LOGGING:
             frame = frame.f_back
-        found = self._open.get(mark)
-        if found is None or frame is not found.frame:
+        if frame is not found.frame:
             return False
         steps = _steps(frame.f_code)
         return steps[_index(steps, frame.f_lasti)].offset == found.site[1]
 
-    def refuse_rest(self) -> bool:
+    def take_from(self, holders: Iterable[Holder]) -> None:
+        """Let the places with a run's text keep a `Text`."""
+        by_table = {id(holder.target): holder for holder in holders}
+        for table, key in {mark.place for mark in self._open.values() if mark.place}:
+            if (holder := by_table.get(table)) is not None:
+                holder.put(key, self.take_inside((table, key), holder.now(key)))
+
+    def refuse_read(self, host: Any) -> bool:
+        """Whether places with text are read: in the next run such a place gets no mark."""
+        for (table, key), sites in self.left.items():
+            site = host.reads.places.get(table)
+            if site is not None and (key in site.items or key in site.absent or site.copy is not None):
+                self.refused |= sites
+                return True
+        return False
+
+    def refuse_rest(self, *, but_result: bool = False) -> bool:
         """Whether marks are left: their calls take text elsewhere, and get none in the next run."""
-        self.refused.update(mark.site for mark in self._open.values())
-        return bool(self._open)
+        left = [mark.site for mark in self._open.values() if not (but_result and mark.place == RESULT)]
+        self.refused.update(left)
+        return bool(left)
+
+
+_NOWHERE: Place = -1, None
+
+
+def _place_of(frame: FrameType, offset: int, outermost: CodeType) -> Place | None:
+    """The module's attribute set by an instruction, or the result; None for a call. `_NOWHERE`: some further place, or
+    code of the program's may see the text on the way.
+    """
+    steps, back = _steps(frame.f_code), frame.f_back
+    at = _index(steps, offset)
+    name = steps[at].opname
+    if name == "RETURN_VALUE":
+        while back is not None and is_house_code(back.f_code) and back.f_code is not outermost:
+            back = back.f_back
+        return RESULT if back is not None and back.f_code is outermost else _NOWHERE
+    if name not in _STORES:
+        return None
+    way = [step for step in steps[:at] if step.opname not in _IDLE]
+    key = way.pop() if name == "STORE_SUBSCR" else steps[at]
+    names = []
+    while way[-1].opname == "LOAD_ATTR":
+        names.append(way.pop().argval)
+    known = frame.f_globals if way[-1].opname == "LOAD_GLOBAL" else frame.f_locals
+    owner = known.get(way[-1].argval) if way[-1].opname.startswith("LOAD_") else None
+    for step in reversed(names):
+        owner = (table_of(owner) or {}).get(step)
+    if name == "STORE_SUBSCR":
+        return None if hasattr(type(owner), NOTES) else _NOWHERE
+    if not isinstance(owner, torch.nn.Module) or hasattr(getattr(type(owner), key.argval, None), "__set__"):
+        return _NOWHERE
+    setter = next(base for base in type(owner).__mro__ if "__setattr__" in vars(base))
+    return (id(table_of(owner)), key.argval) if setter is torch.nn.Module else _NOWHERE
 
 
 @functools.lru_cache(maxsize=64)
@@ -132,7 +201,7 @@ def _call_of_text(code: CodeType, offset: int, conversion: str) -> int | None:
         has_spec = step.opname == "FORMAT_WITH_SPEC" or (step.opname == "FORMAT_VALUE" and bool((step.arg or 0) & 4))
         is_whole = not (has_spec and conversion)  # a specification would apply to the mark
     else:
-        is_whole = not conversion and _is_format_of_literal(steps, index)
+        is_whole = _is_format_of_literal(steps, index) if not conversion else _text_at(steps, index) is not None
     found = _taker(steps, index) if is_whole else None
     return None if found is None else steps[found[0]].offset
 
@@ -145,6 +214,23 @@ def _is_format_of_literal(steps: list[dis.Instruction], index: int) -> bool:
             if before.opname == "LOAD_CONST" and type(before.argval) is str:
                 return _taker(steps, at, is_callee=True) == (index, True)
     return False
+
+
+def _text_at(steps: list[dis.Instruction], at: int) -> int | None:
+    """The beginning of a literal, a call `str(...)`, or a sum of such texts, up to an instruction; else None."""
+    while at > 0 and steps[at].opname in _IDLE:
+        at -= 1
+    step = steps[at]
+    if step.opname == "LOAD_CONST":
+        return at if type(step.argval) is str else None
+    if step.opname == "BINARY_OP" and step.argrepr == "+":
+        right = _text_at(steps, at - 1)
+        return None if right is None else _text_at(steps, right - 1)
+    if step.opname in _CALLS:
+        for begin in reversed(range(at)):
+            if steps[begin].opname == "LOAD_GLOBAL" and steps[begin].argval == "str":
+                return begin if _taker(steps, begin, is_callee=True) == (at, True) else None
+    return None
 
 
 def _taker(steps: list[dis.Instruction], index: int, *, is_callee: bool = False) -> tuple[int, bool] | None:
@@ -160,12 +246,16 @@ def _taker(steps: list[dis.Instruction], index: int, *, is_callee: bool = False)
                 continue
             if above == 0 and (name == "FORMAT_SIMPLE" or (name == "FORMAT_VALUE" and arg == 0)):
                 continue
+            if name == "BINARY_OP" and above < 2 and _text_at(steps, at) is not None:
+                above = 0
+                continue
         effect = _effect(name, arg)
         if effect is None:
             return None
         pops, pushes = effect
         if pops > above:
-            return (at, above >= pops - 2) if name in _CALLS else None
+            is_stored = above == _STORES.get(name)
+            return (at, above >= pops - 2 and not is_stored) if name in _CALLS or is_stored else None
         above += pushes - pops
     return None
 
@@ -182,6 +272,8 @@ def _effect(name: str, arg: int) -> tuple[int, int] | None:
         return arg + _CALLS[name], 1
     if name in _BUILDS:
         return _built_of(name, arg), 1
+    if name in _STORES:
+        return _STORES[name] + 1, 0
     if name == "FORMAT_VALUE":
         return (2, 1) if arg & 4 else (1, 1)
     if name == "LOAD_METHOD":

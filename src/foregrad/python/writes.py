@@ -36,6 +36,7 @@ from .effects import (
     SetCell,
     SetItem,
     SetItems,
+    Text,
 )
 from .holders import Holder, is_import
 from .lifted import StatePlace, stand_in_at
@@ -258,7 +259,8 @@ class PythonWrites:
         )
 
     def _add(self, value: Any, path: str, old: Any) -> int:
-        if self.fills_caches and (old is ABSENT or old is None) and not is_plain(value) and not is_symbolic(value):
+        is_number = is_plain(value) or is_symbolic(value) or type(value) is Text
+        if self.fills_caches and (old is ABSENT or old is None) and not is_number:
             self._refuse_fill(path)
         return self._value(value, path)
 

@@ -51,6 +51,7 @@ from ..tracing.recorder.recorder import Recorder
 from ..tracing.tape.tape import Entry
 from ..tracing.values.decisions import Decided
 from .calls import Ran, Region, RegionBackward, differentiated_twice, layout_of, open_journal, reached_from, run_region
+from .read_in_backwards import looks_inside, reads_state
 
 _SETTINGS = ("grad mode", "autocast", "the autocast cache")  # that a region runs under as it did when captured
 _HEAD = 2  # results of the operator before the values: key, status
@@ -273,7 +274,10 @@ class _RegionCall:
         return tuple(recorder.bind_results(self.entry, recorder.fakes_like(self.entry.spec))[_HEAD:])
 
     def gradients(self, backward: RegionBackward, gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        recorder = self.regions.recorder
+        recorder, host = self.regions.recorder, self.regions.host
+        custom = getattr(self.region.function, "owner", None)
+        if not recorder.in_backward and reads_state(getattr(custom, "backward", None), host.met):
+            raise looks_inside(self.region.name, "where only eager can run it")
         key = recorder.entry(operator.getitem, (self.entry, 0), {}, is_random=False)
         key.spec = self.entry.spec[0]  # type: ignore[index]
         shapes = [self.shapes[i] for i in backward.input_positions]

@@ -17,7 +17,7 @@ class PythonOfRun(CalledPython):
     def __init__(self, run: CaptureParts) -> None:
         self.run, learned, recorder = run, run.learned, run.recorder
         may_run = run.options.runs_regions
-        self.functions: CustomFunctions = CustomFunctions(run, learned.regions, run.reads, may_run=may_run)
+        self.functions: CustomFunctions = CustomFunctions(run, recorder, learned.regions, run.reads, may_run=may_run)
         self.regions = EagerRegions(run, recorder, run.inputs.records)
         self.made = self.regions.made
         self.eager_hooks = EagerHooks(run, recorder, learned.hooks, self.made, may_run=may_run)
@@ -30,8 +30,8 @@ class PythonOfRun(CalledPython):
     def is_region(self, cls: Any) -> bool:
         return self.functions.is_region(cls)
 
-    def applied(self, cls: Any, context: dict[str, Any]) -> None:
-        self.functions.applied(cls, context)
+    def applied(self, cls: Any, node: Any) -> None:
+        self.functions.applied(cls, node)
 
     def on_node(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
         return self.hooks.on_node(self.eager_hooks.traced(hook), register)

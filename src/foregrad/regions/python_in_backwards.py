@@ -35,7 +35,7 @@ from ..python.code import names_of
 from ..python.libraries import is_of_library
 from ..python.objects import CALLED_BY_AUTOGRAD
 from ..python.output import ProgramOutput
-from ..tracing.aspect import Aspect, Settled
+from ..tracing.aspect import Aspect, Finished, Settled
 from ..tracing.effects.analysis import Analysis
 from ..tracing.heap.recording import Host
 from ..tracing.heap.records import InputRecord, is_moved
@@ -47,7 +47,7 @@ from ..tracing.tape.gradient_paths import passed_through
 from .calls import differentiated_twice
 from .captured import Once
 from .hook_calls import GradientHook
-from .read_in_backwards import function_of, holds_state, reads_state
+from .read_in_backwards import function_of, holds_state, looks_inside, reads_state
 
 # -------------------------------------------------------------------- custom Functions
 # Custom autograd Functions of the user's that no graph can hold: they run as eager regions, their backwards too. The
@@ -57,31 +57,51 @@ from .read_in_backwards import function_of, holds_state, reads_state
 
 class CustomFunctions(Aspect):
     """The custom Functions that a run applies. `regions`: eager regions, for each run of the capture; `may_run`:
-    whether there may be any.
+    whether there may be any. A backward inside the function is a part of the function, and no region.
     """
 
-    def __init__(self, host: Host, regions: set[Any], reads: PlacesRead, *, may_run: bool) -> None:
-        self.host, self.regions, self.reads, self.may_run = host, regions, reads, may_run
+    def __init__(self, host: Host, recorder: Recorder, regions: set[Any], reads: PlacesRead, *, may_run: bool) -> None:
+        self.host, self.recorder, self.regions, self.reads, self.may_run = host, recorder, regions, reads, may_run
         self._applied: dict[Any, None] = {}
+        self._inside: set[Any] = set()  # a backward inside the function has come to them
+        self._seen: set[Any] = set()  # a backward outside has
         self._contexts: list[tuple[Any, dict[str, Any]]] = []
 
     def is_region(self, cls: Any) -> bool:
         """Whether a Function that is applied is to run as an eager region."""
         if not is_of_library(cls):
-            if cls not in self._applied and self.may_run and cls not in differentiated_twice:
-                backward = getattr(cls, "backward", None)
-                if cls not in self.regions and torch.is_grad_enabled() and reads_state(backward, self.host.met):
-                    if any(_backward(other) is _backward(cls) for other in self.regions):  # each run makes one
-                        raise _held_in(cls, "an object that was there before")
-                    self.regions.add(cls)
-                    raise CaptureAgain  # the next run looks at its state before
             if cls not in self._applied:
                 self.reads.class_attributes |= dict.fromkeys((cls, name) for name in CALLED_BY_AUTOGRAD)
             self._applied[cls] = None
         return cls in self.regions
 
-    def applied(self, cls: Any, context: dict[str, Any]) -> None:
-        """Raise where the backward reads an object of `context` that is older than the call: it may change by then."""
+    def _begins(self, cls: Any, gradients: Sequence[Any]) -> None:
+        """The backward of a Function begins that is no region so far."""
+        if not self.recorder.in_backward:
+            self._inside.add(cls)
+            return
+        if cls in self._seen or cls in differentiated_twice:
+            return
+        self._seen.add(cls)
+        if reads_state(cls.backward, self.host.met):
+            if cls in self._inside:
+                raise looks_inside(cls.__name__, "and in one outside")
+            if any(_backward(other) is _backward(cls) for other in self.regions):  # each run makes one
+                raise _held_in(cls, "an object that was there before")
+            # All at once: a region that has run is not undone by a further run.
+            late = [c for c in self._applied if c not in self._inside and c not in differentiated_twice]
+            self.regions |= {c for c in late if reads_state(getattr(c, "backward", None), self.host.met)}
+            raise CaptureAgain  # the next run looks at its state before
+
+    def finished(self, run: Finished) -> None:
+        """Later traces of the backward ask nothing: the run is over."""
+        self._seen.update(self._applied)
+
+    def applied(self, cls: Any, node: Any) -> None:
+        """Raise where the backward reads an object of its context that is older than the call: it may change then."""
+        context = {} if node is None else vars(node)
+        if node is not None and cls in self._applied and self.may_run:
+            node.register_prehook(functools.partial(self._begins, cls))
         if cls in self._applied and holds_state(context, getattr(cls, "backward", None), self.host.met):
             raise _held_in(cls, "an object that was there before")
         self._contexts += [(cls, context)] if cls in self._applied else []
@@ -110,7 +130,7 @@ class CustomFunctions(Aspect):
 
     def on_numpy(self, cls: Any) -> None:
         """One hands tensors to NumPy: it runs as an eager region from now on."""
-        if cls not in differentiated_twice:
+        if cls not in differentiated_twice | self._inside:
             self.regions.add(cls)
             raise CaptureAgain
 
@@ -122,7 +142,7 @@ class CustomFunctions(Aspect):
         refused = [*codes_on_the_way(error)]
         is_any = isinstance(error, BackwardChangesError)  # the error does not name the Function
         found = {cls for cls in self._applied if is_any or _backward(cls) in refused}
-        found.difference_update(differentiated_twice)
+        found.difference_update(differentiated_twice, self._inside)
         is_news = not found <= self.regions
         self.regions |= found
         return is_news

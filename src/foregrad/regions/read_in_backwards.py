@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..errors import UnsupportedSideEffectError
 from ..frontend.source import ABSENT
 from ..frontend.values import is_plain
 from ..python.code import instructions_of, names_of
@@ -69,6 +70,14 @@ def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST)
             ):
                 return True
     return False
+
+
+def looks_inside(name: str, more: str) -> UnsupportedSideEffectError:
+    """The error for a Function's backward that runs inside of the function, where it can't be a part of a graph."""
+    return UnsupportedSideEffectError(
+        f"the backward of `{name}` looks at Python's state, and runs in a backward inside of the function {more}. Take "
+        "the gradient outside only, or keep the state out of the Function."
+    )
 
 
 def function_of(value: Any, knows: Callable[[Any], bool]) -> tuple[Any, list[Any]]:

@@ -79,7 +79,7 @@ def _first_nan(
     """The first node on the tangents' paths that gives nan; None if it can't be found."""
     partitioned = compiled.partitioned
     if any(value is None for value in saved):
-        return None  # a backward of another part freed it
+        return None  # a backward of a different part freed it
     inputs = []
     for tangent, spec in zip(tangents, partitioned.joint.signature.gradients.tangent_specs, strict=True):
         if tangent is not None:

@@ -87,7 +87,7 @@ class RunLines(LineWriter):
         self.node: NodeSource | None = None
         self.passed = dict(self.signature.gradients.passed)
         self.joins = self._joins()
-        self.values: list[str] = []  # expressions of the leaves of the result, once all of them exist
+        self.values: list[str] = []  # expressions of the result's leaves, once all exist
         self.made_by = ""  # the variable of the node, where that is needed
         self.are_inputs_done = False  # no line changes the inputs any more
         self.ends: tuple[int, list[str]] | None = None  # the lines before `else`, and a call's that ends early
@@ -368,7 +368,7 @@ class RunLines(LineWriter):
             at += tree.size
             if made is None or tree.kind == "leaf":
                 packed.append(pack_expression(tree, part, self.bind))
-            else:  # in this order: an item may hold an earlier item
+            else:  # in order: an item may hold an earlier item
                 packed.append(self.names.fresh("value"))
                 self.lines.append(f"{packed[-1]} = {build_expression(tree, part, made, self.bind)}")
         return packed

@@ -80,7 +80,7 @@ class CalledPython:
     def is_region(self, cls: Any) -> bool:
         return not of_python().is_of_library(cls) and bool(_refuse())
 
-    def applied(self, cls: object, context: dict[str, object]) -> None: ...
+    def applied(self, cls: object, node: Any) -> None: ...
 
     def settle(self, results: Sequence[object], analysis: Any) -> bool:
         """Divide hooks between the backward and each call. Whether the backward, not traced yet, runs hooks."""

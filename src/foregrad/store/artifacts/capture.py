@@ -42,7 +42,7 @@ from .records import Named, Stored
 
 Limits = tuple["int | None", "int | None"]
 _MOST_SHOWN = 8  # paths in an error
-_MOST_DERIVATIVES = 64  # graphs of one specialization's derivatives
+_MOST_DERIVATIVES = 64  # graphs of a specialization's derivatives
 _PLAIN = (int, float, bool, str, complex, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.Size)
 
 

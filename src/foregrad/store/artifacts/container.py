@@ -36,13 +36,13 @@ FORMAT, VERSION, OLDEST = "foregrad artifact", 2, 1
 MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
 _SEAL = b"foregrad "
 _DIGITS = 64
-_MOST_JSON = 128 << 20  # bytes of JSON in one file
+_MOST_JSON = 128 << 20  # bytes of JSON in a file
 _MOST_RATIO = 200  # of JSON's size to its compressed size; ours is 5 to 30
 _MOST_MEMBERS = 1024
 _DEEPEST_JSON = 512
 _MOST_PARSED = 16 << 20  # bytes of the objects that JSON is parsed to
-_MOST_PARSED_RATIO = 400  # of these bytes to the compressed size; ours is 10 to 230
-_MOST_PARSED_BYTES = 32  # of these bytes for each of JSON's; ours is 6 to 9, and 24 where all are numbers of one digit
+_MOST_PARSED_RATIO = 400  # the ratio of the objects' bytes to the compressed size; ours is 10 to 230
+_MOST_PARSED_BYTES = 32  # the ratio to the bytes of JSON; ours is 6 to 9, and 24 where all are numbers of one digit
 _BYTES_OF = {b"{": 240, b"[": 72, b",": 48}  # of an object, a list, an item, at most
 _STRING = re.compile(rb'"[^"]*"')
 _NOT_MARKS = bytes(set(range(256)) - set(b'[]{},"'))
@@ -322,7 +322,7 @@ def dump_tensors(entries: Sequence[StateEntry]) -> tuple[list[dict[str, Any]], l
             spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset - start)
             data.append(described | {"layout": writer.layout(spec), "memory": name})
             continue
-        spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
+        spec = spec.fresh(spec.shape, spec.stride)
         content = tensor.cpu()
         content = torch.view_as_real(content.resolve_conj()) if content.is_complex() else content
         stored[entry.name] = content.contiguous()

@@ -55,7 +55,7 @@ log = logging.getLogger("foregrad")
 T = TypeVar("T")
 Halves = tuple[fx.GraphModule, fx.GraphModule]  # of a function without gradients, the second is empty
 _NAMES = ("Forward", "Backward")
-_VARIANTS = 8  # entries of one graph, for different conditions on sizes; a further entry replaces the last
+_VARIANTS = 8  # entries of a graph, for different conditions on sizes; a further entry replaces the last
 
 
 def store_of(config: Config) -> Store:

@@ -343,7 +343,7 @@ _READ: dict[str, Callable[[Reader, Any], Any]] = {
 # imports and runs nothing.
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}::[A-Za-z_][A-Za-z0-9_]{0,119}(\.[A-Za-z_][A-Za-z0-9_]{0,79})?")
-# Operators that read files or print, whatever their arguments, and the operator that calls functions of this process.
+# Operators that read files or print, for all arguments, and the operator that calls functions of this process.
 _FORBIDDEN = {"aten::from_file", "aten::from_file.out", "aten::_print", "foregrad::call"}
 
 # For an operator that takes a view with any strides, one that first checks that the view is inside the memory.

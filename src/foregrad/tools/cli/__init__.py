@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Callable[[Any], 
 
 
 # -------------------------------------------------------------------- demo
-# `foregrad demo`: the program in `examples/demo`, which a wheel carries too.
+# `foregrad demo`: the program in `examples/demo`, also in wheels.
 
 
 def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -209,7 +209,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
 
 # -------------------------------------------------------------------- explain
-# `foregrad explain FILE.py:NAME`: what compiling does to a function, and what it costs.
+# `foregrad explain FILE.py:NAME`: the effects of compiling on a function, and its costs.
 
 
 def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

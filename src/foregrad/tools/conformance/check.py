@@ -134,4 +134,4 @@ def checked(subject: TrialSubject, selection: Selection, progress: Advance | Non
     return ConformanceReport(subject.name, selection.size, tuple(findings), time.perf_counter() - begin)
 
 
-_MADE = ("torch:", "crash-on:")  # backends that are made of what follows
+_MADE = ("torch:", "crash-on:")  # backends that are made from the rest of the name

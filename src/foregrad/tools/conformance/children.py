@@ -57,7 +57,7 @@ class Request:
 def run_isolated(request: Request, *, jobs: int, timeout: float, progress: Advance | None = None) -> ConformanceReport:
     """Run the cases in `jobs` child processes. Raises `ValueError` where nothing is selected or can be imported."""
     begin = time.perf_counter()
-    subject_for(request.kind, request.target)  # an error of this process, not of each child
+    subject_for(request.kind, request.target)  # an error here, not in each child
     cases = request.selection.cases()
     if not cases:
         raise ValueError(f"the suite has no case {', '.join(request.selection.only)}")
@@ -149,7 +149,7 @@ class _Child:
             stderr=self.said,
             text=True,
             env=environment,
-            start_new_session=True,  # the child's own children end with it
+            start_new_session=True,  # ends the child's own children too
         )
         assert self.process.stdin is not None
         request = {**dataclasses.asdict(self.request), "last": str(self.last)}

@@ -27,7 +27,7 @@ COMMON = (
     "index_select", "index_put", "masked_fill", "cat", "stack", "split", "reshape", "transpose", "permute",
     "expand", "select_scatter", "tril", "flip", "roll",
 )  # fmt: skip
-# The short suite has further dtypes of these operators.
+# The short suite tries these operators in further dtypes.
 _NARROW = (
     "add",
     "mul",
@@ -44,7 +44,7 @@ _SHORT = {
     "bool": ("where", "eq"),
 }
 _FULL = ("float32", "float64", "bfloat16", "float16", "int64", "bool", "complex64")
-_MOST = 8  # calls of one operator in the full suite
+_MOST = 8  # calls of an operator in the full suite
 
 
 def operator_cases(*, is_full: bool, dtypes: Sequence[str]) -> Iterator[Case]:

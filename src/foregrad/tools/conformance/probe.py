@@ -15,11 +15,11 @@ from torch import fx
 from foregrad._torch.tools import make_graph_module, storage_key, tensors_in
 from foregrad.graph.role import GraphRole, role_of
 from foregrad.tools.verification.lockstep import evaluate
-from foregrad.tools.verification.watched import GlobalGenerators, copy_of_tensor
+from foregrad.tools.verification.watched import GlobalGenerators, copied
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
-# Attributes by which a compiled function describes itself, see `foregrad.graph.role`.
+# A compiled function's attributes that describe it, see `foregrad.graph.role`.
 _SAYS = ("_boxed_call", "output_strides", "writes_into", "updated", "returns_list")
 
 
@@ -122,7 +122,7 @@ class Probe:
             )
             listed = results if isinstance(results, (list, tuple)) else [results]
             call.reused = tuple(i for i, (result, copy) in first.items() if not _same_content(result, copy))
-            call.results = [copy_of_tensor(r) if isinstance(r, torch.Tensor) else r for r in listed]
+            call.results = list(map(copied, listed))
             with self.lock:
                 if not first and not call.reused:
                     first.update(_fresh(listed, call.results, role, args))
@@ -134,7 +134,7 @@ class Probe:
         return run
 
     def _begun(self, module: fx.GraphModule, role: GraphRole, values: Sequence[Any]) -> GraphCall:
-        inputs = [copy_of_tensor(value) if isinstance(value, torch.Tensor) else value for value in values]
+        inputs = list(map(copied, values))
         call = GraphCall(module, role, GlobalGenerators.now(), inputs)
         names = self._names(module)
         with self.lock:

@@ -146,7 +146,7 @@ class _Explainer:
             try:
                 with _quiet(), phase("measurements", compiles=False):
                     memory, seconds = self._measured(graph, memory, compile_s)
-            except Exception as error:  # a second backward through what the first call wrote, say
+            except Exception as error:  # a second backward through the first call's writes, say
                 why_not = f"a step failed with {headline(error)}"
         explanation = self._explanation(
             program=program_of(graph),
@@ -267,15 +267,14 @@ class _Explainer:
 
     def _given(self, graph: GraphView) -> list[Any]:
         """The tensors that are there before a call."""
-        tensors = [value for value in self.subject.copies.values() if isinstance(value, torch.Tensor)]
+        tensors = self.subject.tensors()
         for info in graph.joint.signature.inputs:
             if info.argument is None and hasattr(info.source, "get"):
                 tensors.append(info.source.get())
         return tensors
 
     def _device(self) -> torch.device | None:
-        tensors = [value for value in self.subject.copies.values() if isinstance(value, torch.Tensor)]
-        return next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        return next((tensor.device for tensor in self.subject.tensors() if tensor.is_cuda), None)
 
     # ---------------------------------------------------------------- what runs eagerly
 

@@ -216,7 +216,7 @@ def _table(
 
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 1200, 400, 72, 34, 26, 12
-_FEW = 90  # outlines are drawn up to this many layers
+_FEW = 90  # outlines are drawn for this many layers at most
 
 FAMILIES = ("products", "attention", "norms", "elementwise", "random", "copies", "other")
 _WORDS = {

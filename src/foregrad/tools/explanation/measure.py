@@ -66,14 +66,14 @@ class Subject:
         _copy_results(leaves_of((self.args, dict(self.kwargs))), memo)
         return copy.deepcopy((self.args, dict(self.kwargs)), memo)
 
-    def leaves(self) -> list[torch.Tensor]:
-        """The copied tensors that gradients are accumulated in."""
-        tensors = [value for value in self.copies.values() if isinstance(value, torch.Tensor)]
-        return [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
+    def tensors(self) -> list[torch.Tensor]:
+        """The copied tensors."""
+        return [value for value in self.copies.values() if isinstance(value, torch.Tensor)]
 
     def forget_gradients(self) -> None:
-        for leaf in self.leaves():
-            leaf.grad = None
+        for tensor in self.tensors():
+            if tensor.is_leaf and tensor.requires_grad:
+                tensor.grad = None
 
 
 def subject_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Subject:

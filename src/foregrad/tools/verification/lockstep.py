@@ -74,7 +74,7 @@ def steps(
     each.
     """
     streams: list[dict[fx.Node, Any]] = [{}, {}, {}] if exactly else [{}]
-    own: dict[fx.Node, tuple[Any, Any]] = {}  # whole numbers as float64 comes to them
+    own: dict[fx.Node, tuple[Any, Any]] = {}  # whole numbers as computed in float64
     interpreter = fx.Interpreter(module)
     last = {} if keep else interpreter.user_to_last_uses
     remaining = iter(inputs)
@@ -181,7 +181,7 @@ def _exactly(
         try:
             value = call(*mapped((a, k), _WIDENED, widened))
             value = _merged(value, step.value)
-        except Exception:  # no such kernel
+        except Exception:  # there is no kernel
             value = _merged(call(*_map2(_narrowed, (a, k), (step.args, step.kwargs))), step.value)
         values.append(value)
     if _rounds_nothing(getattr(step.node, "target", None)):

@@ -26,7 +26,7 @@ from foregrad.graph.printing import user_line
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, gap_of, ranges_of
 from .lockstep import evaluate, exact_call, gives_nothing, steps
-from .watched import GlobalGenerators, copy_of_tensor
+from .watched import GlobalGenerators, copied
 
 _PIECE = 32  # operators in a piece that a backend is given
 _QUICK = 1.0  # seconds: a compilation that takes less can be made of a graph that returns all of its values
@@ -52,7 +52,7 @@ class Maker:
         module = piece.module
         inputs = piece.inputs
         if self.kind != "capture":
-            inputs = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in inputs]
+            inputs = list(map(copied, inputs))
         run: Callable[[list[Any]], list[Any]]
         if self.kind == "capture":
             run = functools.partial(run_with_gradients, self.function(module.forward))

@@ -26,7 +26,7 @@ from .locate import Culprit, Piece, first_in_decompositions, gap_of, ranges_of
 from .lockstep import evaluate, gives_nothing, steps
 from .report import StageResult
 from .search import Maker, made_gap, needed_of, smallest_wrong
-from .watched import Execution, GlobalGenerators, Log, copy_of_tensor
+from .watched import Execution, GlobalGenerators, Log, copied
 
 # Namespaces with operators that run Python, or talk to further processes.
 _NAMESPACES = ("foregrad", "c10d", "_c10d_functional")
@@ -121,7 +121,7 @@ class Values:
     """The inputs of one call's joint graph, and its results in float64."""
 
     joint: JointGraph  # without decompositions
-    module: fx.GraphModule  # with them
+    module: fx.GraphModule  # with all
     prepared: CompileStage | None
     halves: tuple[fx.GraphModule, fx.GraphModule] | None
     inputs: list[Any]
@@ -252,7 +252,7 @@ class _NotedCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-    before: dict[int, torch.Tensor]  # by the ids of these tensors
+    before: dict[int, torch.Tensor]  # by the ids of the tensors
 
 
 class EagerValues(ThreadDispatchMode):
@@ -273,7 +273,7 @@ class EagerValues(ThreadDispatchMode):
         is_noted = self.is_forward and func is not _DETACH  # autograd calls it for saved tensors
         if is_noted:
             tensors = _tensors((args, kwargs))
-            before = {id(t): copy_of_tensor(t).requires_grad_(t.requires_grad) for t in tensors}
+            before = {id(t): copied(t).requires_grad_(t.requires_grad) for t in tensors}
         result = func(*args, **kwargs)
         if is_noted:
             self.calls.append(_NotedCall(func, args, kwargs, result, before))

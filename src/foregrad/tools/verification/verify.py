@@ -25,7 +25,7 @@ from .report import StageResult, Verification
 from .reproducer import write_reproducer
 from .search import Maker
 from .stages import EagerValues, Stages, Values, first_not_eager, with_program
-from .watched import GlobalGenerators, Log, compiled_with, copy_of_tensor
+from .watched import GlobalGenerators, Log, compiled_with, copied
 
 
 def verify(
@@ -364,7 +364,7 @@ class Side:
             outputs = dict(named_leaves(results, "out"))
             layouts = {name: _layout(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}
             shared = _shared({**outputs, **inputs})
-            values: dict[str, Any] = {name: _kept(value) for name, value in outputs.items()}
+            values: dict[str, Any] = {name: copied(value) for name, value in outputs.items()}
             layouts |= {f"{n} afterwards": _layout(t) for n, t in inputs.items()}
             gradients = _differentiated(outputs, leaves, order)
         except Exception as error:
@@ -372,7 +372,7 @@ class Side:
         values |= gradients
         for name, tensor in inputs.items():
             if name not in versions or _version(tensor) != versions[name]:
-                values[f"{name} afterwards"] = _kept(tensor)
+                values[f"{name} afterwards"] = copied(tensor)
         layouts |= {
             n: f"strides {tuple(g.stride())}"
             for n, g in gradients.items()
@@ -390,7 +390,7 @@ def make_side(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
             continue
         has_no_storage = type(tensor) is torch.Tensor and tensor.layout is not torch.strided
         if has_no_storage or not tensor.is_leaf:
-            memo[id(tensor)] = copy_of_tensor(tensor).requires_grad_(tensor.requires_grad)
+            memo[id(tensor)] = copied(tensor).requires_grad_(tensor.requires_grad)
     own: Any = function if is_module else None
     own, own_args, own_kwargs = copy.deepcopy((own, tuple(args), dict(kwargs)), memo)
     return Side(own if is_module else function, own_args, own_kwargs, memo)
@@ -423,7 +423,7 @@ def _differentiated(outputs: Mapping[str, Any], leaves: Mapping[str, torch.Tenso
         )
         prefix = "gradient of " + prefix
         values |= {
-            prefix + name: None if gradient is None else _kept(gradient)
+            prefix + name: None if gradient is None else copied(gradient)
             for name, gradient in zip(leaves, gradients, strict=True)
         }
         roots = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
@@ -436,10 +436,6 @@ def _tangent(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return torch.ones_like(root)
     drawn = torch.randn(root.shape, generator=generator, dtype=torch.float64)
     return drawn.to(root.device, root.dtype).contiguous()
-
-
-def _kept(value: Any) -> Any:
-    return copy_of_tensor(value) if isinstance(value, torch.Tensor) else value
 
 
 def _version(tensor: torch.Tensor) -> int:

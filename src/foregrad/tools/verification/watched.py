@@ -86,14 +86,14 @@ class Log(Watcher):
             self.partitioned.append(stage)
         elif stage.name == "halves":
             self.captured.append(stage)
-            self.tensors += [(tensor, copy_of_tensor(tensor)) for tensor in stage.tensors if tensor is not None]
+            self.tensors += [(tensor, copied(tensor)) for tensor in stage.tensors if tensor is not None]
 
     def compiled(self, stage: CompileStage) -> Callable[..., Any]:
         def run(values: list[Any]) -> Any:
-            inputs = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
+            inputs = list(map(copied, values))
             done = Execution(stage, inputs, GlobalGenerators.now())
             results = stage.after(values)
-            done.results = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in results]
+            done.results = list(map(copied, results))
             self.executions.append(done)
             return results
 
@@ -107,9 +107,11 @@ def compiled_with(**settings: Any) -> CompiledFunction:
     return compiled
 
 
-def copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A detached tensor of equal content, strides and gaps, in memory of its own."""
-    source = tensor.detach()
+def copied(value: Any) -> Any:
+    """A detached tensor of equal content, strides and gaps, in memory of its own; any other value unchanged."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    source = value.detach()
     if type(source) not in (torch.Tensor, torch.nn.Parameter) or source.layout is not torch.strided:
         return source.clone()
     if source.is_contiguous():

@@ -290,8 +290,7 @@ def tangents_of(
 
 def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[Size]) -> TensorSpec:
     """The layout of a plain tensor in the tangent of a result with varying sizes."""
-    own = _sizes_of_result(spec.shape, kind, shape)
-    return TensorSpec(own, contiguous_strides(own), spec.dtype, spec.device)
+    return spec.fresh(_sizes_of_result(spec.shape, kind, shape))
 
 
 def _at_capture(spec: Any, kind: TangentKind, shape: Sequence[Size]) -> Any:

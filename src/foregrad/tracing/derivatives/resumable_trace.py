@@ -22,7 +22,7 @@ from ..._torch.stand_ins import is_stand_in, new_stand_in
 from ..._torch.tensors import is_number
 from ...errors import UnsupportedError
 from ...graph.joint import JointGraph
-from ...graph.meta import TensorSpec, contiguous_strides
+from ...graph.meta import TensorSpec
 from ...graph.slots import Slot
 from ...identity import ById, IdSet
 from ...locks import make_lock
@@ -225,8 +225,7 @@ def run_engine(
 
 def make_tangent(recorder: Recorder, spec: TensorSpec) -> tuple[torch.Tensor, Entry]:
     """A fake that comes in from outside, laid out as `spec` is, or contiguously where that has gaps or overlaps."""
-    stride = spec.stride if spec.is_dense else contiguous_strides(spec.shape)
-    spec = TensorSpec(spec.shape, stride, spec.dtype, spec.device)
+    spec = spec.fresh(spec.shape, spec.stride if spec.is_dense else None)
     fake = new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device)
     entry = Entry(None, spec=spec)
     recorder.tape.append(entry)

@@ -50,10 +50,6 @@ def _are_alike(specs: Specs) -> bool:
     return all(s.dtype is first.dtype and s.device == first.device and 0 not in s.shape for s in specs)
 
 
-def _new(shape: Sequence[Size], like: TensorSpec) -> TensorSpec:
-    return TensorSpec(tuple(shape), contiguous_strides(shape), like.dtype, like.device)
-
-
 _NUMBERS = (int, float, bool, str)
 
 
@@ -65,7 +61,7 @@ def _pointwise(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]
     others = [a for a in (*args, *kwargs.values()) if not isinstance(a, torch.Tensor)]
     if any(type(a) not in _NUMBERS for a in others):
         return None
-    return _new(first.shape, first)
+    return first.fresh(first.shape)
 
 
 def _with_number(spec: TensorSpec, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
@@ -92,21 +88,21 @@ def _with_number(spec: TensorSpec, args: tuple[object, ...], kwargs: dict[str, o
     elements: Size = 1
     for dim in order:
         strides[dim], elements = elements, elements * spec.shape[dim]
-    return TensorSpec(spec.shape, tuple(strides), spec.dtype, spec.device)
+    return spec.fresh(spec.shape, strides)
 
 
 def _softmax_backward(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     first = specs[0]
     if len(args) != 4 or kwargs or args[3] is not first.dtype or specs[1].shape != first.shape:
         return None
-    return _new(first.shape, first) if _is_dim(args[2], first) else None
+    return first.fresh(first.shape) if _is_dim(args[2], first) else None
 
 
 def _softmax(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     first = specs[0]
     if len(args) not in (2, 3) or kwargs or (len(args) == 3 and args[2] not in (False, None)):
         return None
-    return _new(first.shape, first) if _is_dim(args[1], first) else None
+    return first.fresh(first.shape) if _is_dim(args[1], first) else None
 
 
 def _is_dim(dim: Any, spec: TensorSpec) -> bool:
@@ -118,7 +114,7 @@ def _mm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> Te
     a, b = specs
     if kwargs or len(args) != 2 or len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         return None
-    return _new((a.shape[0], b.shape[1]), a)
+    return a.fresh((a.shape[0], b.shape[1]))
 
 
 def _addmm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -134,7 +130,7 @@ def _bmm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> o
         return None
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         return None
-    return _new((a.shape[0], a.shape[1], b.shape[2]), a)
+    return a.fresh((a.shape[0], a.shape[1], b.shape[2]))
 
 
 def _layer_norm(specs: Specs, args: Args, kwargs: Kwargs) -> object:
@@ -142,8 +138,8 @@ def _layer_norm(specs: Specs, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 5 or kwargs or not _is_normalised(x, args[1], specs[1:]):
         return None
     count = len(args[1])
-    statistics = _new((*x.shape[: len(x.shape) - count], *[1] * count), x)
-    return _new(x.shape, x), statistics, statistics
+    statistics = x.fresh((*x.shape[: len(x.shape) - count], *[1] * count))
+    return x.fresh(x.shape), statistics, statistics
 
 
 def _layer_norm_backward(specs: Specs, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> object:
@@ -154,7 +150,7 @@ def _layer_norm_backward(specs: Specs, args: tuple[Any, ...], kwargs: Mapping[st
     expected = (*x.shape[: len(x.shape) - count], *[1] * count)
     if grad.shape != x.shape or mean.shape != expected or not _is_normalised(x, args[2], (weight, bias)):
         return None
-    return _new(x.shape, x), _new(weight.shape, x), _new(bias.shape, x)
+    return x.fresh(x.shape), x.fresh(weight.shape), x.fresh(bias.shape)
 
 
 def _is_normalised(x: TensorSpec, shape: Any, parameters: Specs) -> bool:
@@ -166,8 +162,8 @@ def _batch_norm(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object
     x = specs[0]
     if len(args) != 8 or kwargs or args[5] is not True or not _has_channels(x, specs[1:]) or x.device.type != "cpu":
         return None
-    statistics = _new(x.shape[1:2], x)
-    return _new(x.shape, x), statistics, statistics
+    statistics = x.fresh(x.shape[1:2])
+    return x.fresh(x.shape), statistics, statistics
 
 
 def _batch_norm_backward(specs: Specs, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> object:
@@ -176,8 +172,8 @@ def _batch_norm_backward(specs: Specs, args: tuple[Any, ...], kwargs: Mapping[st
     grad, x = specs[0], specs[1]
     if args[2] is None or grad.shape != x.shape or not _has_channels(x, specs[2:]) or x.device.type != "cpu":
         return None
-    channels = _new(x.shape[1:2], x)
-    return _new(x.shape, x), channels, channels
+    channels = x.fresh(x.shape[1:2])
+    return x.fresh(x.shape), channels, channels
 
 
 def _convolved(x: TensorSpec, weight: TensorSpec, options: Sequence[Any]) -> TensorSpec | None:
@@ -194,7 +190,7 @@ def _convolved(x: TensorSpec, weight: TensorSpec, options: Sequence[Any]) -> Ten
         return None
     numbers = zip(spatial, weight.shape[2:], stride, padding, dilation, strict=True)
     sizes = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in numbers]
-    return _new((x.shape[0], weight.shape[0], *sizes), x) if min(sizes) > 0 else None
+    return x.fresh((x.shape[0], weight.shape[0], *sizes)) if min(sizes) > 0 else None
 
 
 def _convolution(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
@@ -211,7 +207,7 @@ def _convolution_backward(specs: Specs, args: Args, kwargs: Kwargs) -> object:
     if out is None or out.shape != grad.shape or (args[10][2] and tuple(args[3] or ()) != of_bias):
         return None
     shapes = zip((x.shape, weight.shape, of_bias), args[10], strict=True)
-    return tuple(_new(shape, x) if is_wanted else None for shape, is_wanted in shapes)
+    return tuple(x.fresh(shape) if is_wanted else None for shape, is_wanted in shapes)
 
 
 def _has_channels(x: TensorSpec, parameters: Specs) -> bool:
@@ -354,7 +350,7 @@ def _clone(spec: TensorSpec, *, memory_format: object = None) -> TensorSpec | No
         return None
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         return None
-    return _new(spec.shape, spec)
+    return spec.fresh(spec.shape)
 
 
 def _sum(spec: TensorSpec, dims: Any, keepdim: bool = False) -> TensorSpec | None:
@@ -364,7 +360,7 @@ def _sum(spec: TensorSpec, dims: Any, keepdim: bool = False) -> TensorSpec | Non
     if len(summed) != len(dims):
         return None
     shape = [1 if dim in summed else size for dim, size in enumerate(spec.shape) if keepdim or dim not in summed]
-    return _new(shape, spec)
+    return spec.fresh(shape)
 
 
 _OF_ONE: dict[object, Callable[..., object]] = {aten.clone.default: _clone, aten.sum.dim_IntList: _sum}

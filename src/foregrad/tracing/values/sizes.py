@@ -176,7 +176,7 @@ class OpenSizes:
         shape = (number,) if entry.target is aten.masked_select.default else _shape_picked(entry, number)
         if shape is None or not same_numbers(source.stride, contiguous_strides(source.shape)):
             return None  # it is laid out as its source is
-        return TensorSpec(shape, contiguous_strides(shape), source.dtype, source.device)
+        return source.fresh(shape)
 
 
 def _first(result: object) -> torch.Tensor:
