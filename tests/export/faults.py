@@ -229,7 +229,7 @@ def tensors(content):
 OPERATORS = [
     "os::system", "posix.system", "builtins.exec", "builtins::eval", "aten::from_file", "aten::no_such", "prim::Print", "torch.load",
     "operator.methodcaller", "subprocess::run", "aten::__class__", "__import__", "", None, 7, {}, {"on_copies": "os::system", "writes": []},
-    {"in_memory": "aten::add_.Tensor", "memories": [0], "places": []}, {"on_copies": "aten::add_.Tensor", "writes": [99]},
+    {"in_memory": "aten::add_.Tensor", "memories": [0], "places": [[0, None, 0, 0, 1 << 40]]}, {"on_copies": "aten::add_.Tensor", "writes": [99]},
     "custom_library::not_registered",
 ]  # fmt: skip
 

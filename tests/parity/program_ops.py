@@ -331,7 +331,7 @@ IN_PLACE = [
 
 def _scatter(name: str, t: torch.Tensor, pool: Pool) -> str:
     index = f"torch.full({tuple(t.shape)}, {pool.choose.integer(0, t.shape[0] - 1)})"
-    return f"{name}.scatter_(0, {index}, {pool.tensor_partner(t)}.clone())"
+    return f"{name}.scatter_(0, {index}, {pool.tensor_partner(t)})"
 
 
 def _put(name: str, t: torch.Tensor, pool: Pool) -> str:
@@ -347,7 +347,7 @@ def _mul_out(name: str, t: torch.Tensor, pool: Pool) -> str:
 
 def _index_copy(name: str, t: torch.Tensor, pool: Pool) -> str:
     index = pool.choose.integer(0, t.shape[0] - 1)
-    return f"{name}.index_copy_(0, torch.tensor([{index}]), {name}[:1].clone())"
+    return f"{name}.index_copy_(0, torch.tensor([{index}]), {name}[:1])"
 
 
 IN_PLACE += [
@@ -356,15 +356,15 @@ IN_PLACE += [
     Op("mul out", "in-place", _mul_out, gives=False),
     Op("copy_ flipped", "in-place", _change("{x}.copy_({x}.flip(0))"), _dims(1), gives=False),
     Op("copy_ transposed", "in-place", _change("{x}.copy_({x}.mT)"), _dims(2), gives=False),
-    Op("foreach", "in-place", _change_by("torch._foreach_add_([{x}], [{y}])"), _real_number, gives=False),
-    Op("foreach halves", "in-place", _change("torch._foreach_mul_([{x}[:1], {x}[1:]], 2)"), _dims(1), gives=False),
+    Op("foreach", "in-place", _change_by("torch._foreach_add_([{x}, {x}], [{y}, {y}])"), _real_number, gives=False),
+    Op("foreach halves", "in-place", _change("torch._foreach_mul_([{x}[:1], {x}], 2)"), _dims(1), gives=False),
     Op("cumsum_", "in-place", _change("{x}.cumsum_(0)"), lambda t: _dims(1)(t) and t.dtype != torch.bool, gives=False),
     Op("scatter_", "in-place", _scatter, _dims(1), gives=False),
     Op("index_put_", "in-place", _put, _dims(1), gives=False),
     Op("index_copy_", "in-place", _index_copy, _dims(1), gives=False),
     Op("unfold under a write", "in-place", _change("{x}.unfold(0, {x}.shape[0], 1).mul_({s})"), _dims(1), gives=False),
     Op("shifted", "in-place", _change("{x}[1:].copy_({x}[:-1])"), _dims(1), gives=False),
-    Op("shifted columns", "in-place", _change("{x}[..., 1:].add_({x}[..., :-1].clone())"), _dims(1), gives=False),
+    Op("shifted columns", "in-place", _change("{x}[..., 1:].add_({x}[..., :-1])"), _dims(1), gives=False),
 ]
 
 RESHAPING = ("t_", "transpose_", "squeeze_", "unsqueeze_", "resize_", "resize_ smaller")

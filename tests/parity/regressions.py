@@ -366,9 +366,8 @@ def f(x0):
 """,
 )
 
-refusal(
+regression(
     "windows of a tensor are written, each element several times",
-    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(6).requires_grad_() * 1, torch.randn(4, 3).requires_grad_())
@@ -382,9 +381,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "columns are added to columns that they overlap",
-    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(3, 4),)
@@ -396,9 +394,8 @@ def f(x0):
 """,
 )
 
-refusal(
+regression(
     "one tensor twice in a list that is written",
-    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(4), torch.randn(4))
@@ -410,9 +407,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "one row of an expanded tensor is masked",
-    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(1, 3).expand(2, 3),)
@@ -426,7 +422,7 @@ def f(x0):
 
 refusal(
     "a detached tensor that overlaps itself gets a history",
-    "the order of its kernel",
+    "goes past the edges",
     """
 def make_args():
     a0 = torch.randn(6, requires_grad=True)
@@ -455,7 +451,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a write by strides reaches memory that no argument has",
-    "the order of its kernel",
+    "goes past the edges of its source",
     """
 def make_args():
     return (torch.randn(4, 3)[1:-1],)
@@ -483,9 +479,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "complex numbers are multiplied in place",
-    "the order of its kernel",
     """
 def make_args():
     return (torch.randn(2, 2, dtype=torch.complex64),)

@@ -375,7 +375,7 @@ def make_args():
 def f(x0):
     v1 = x0.squeeze()
     x0.requires_grad_()
-    v1.mul_(2)
+    v1.mul_(v1)
     return ()
 """,
 )

@@ -25,7 +25,7 @@ def make_args():
 def f(x0, x1, x2):
     x1 += -1
     v1 = torch.nn.functional.layer_norm(x1, x1.shape[-1:])
-    x2.add_(1)
+    x2[..., 1:].add_(x2[..., :-1])
     return (x2, v1, x0)
 """,
 )
@@ -194,6 +194,22 @@ def f(x0, x1, x2, x3):
 """,
 )
 
+refusal(
+    "a list has an argument twice that shares memory with another",
+    "`_foreach_` operator at",
+    """
+def make_args():
+    a0 = torch.randn((4, 1, 2), dtype=torch.float32)[1:-1]
+    a1 = a0.detach().requires_grad_()
+    return (a0, a1)
+
+
+def f(x0, x1):
+    torch._foreach_add_([x0, x0], [x1, x1])
+    return ()
+""",
+)
+
 regression(
     "a saved argument is in one memory with another whose sizes change",
     """
@@ -259,6 +275,20 @@ def f(x0, x2):
     v3.mul_(x0)
     v7 = v1[1].unsqueeze(0)
     v7.unfold(0, v7.shape[0], 1).mul_(0.5)
+    return ()
+""",
+)
+
+regression(
+    "booleans that nobody reads again are multiplied by a number in lists, in overlapping parts",
+    """
+def make_args():
+    return (torch.ones((2, 2), dtype=torch.bool),)
+
+
+def f(x):
+    v = x.flip(1)
+    torch._foreach_mul_([v[:1], v], 2)
     return ()
 """,
 )

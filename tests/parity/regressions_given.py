@@ -120,7 +120,7 @@ def f(x0, x1):
 
 refusal(
     "a view is taken between a write that its version does not count and detach_",
-    "the order of its kernel",
+    "in memory that is detached",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
@@ -226,7 +226,7 @@ def f(x0):
 
 refusal(
     "an expanded leaf is written after a view of it was taken",
-    "the order of its kernel",
+    "goes past the edges of its source",
     """
 def make_args():
     a1 = (torch.randn((1, 2, 2), dtype=torch.float64).expand((3, 2, 2))).detach().requires_grad_()

@@ -77,9 +77,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "an argument with gaps is scattered into itself",
-    "the order of its kernel",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float64)).detach().requires_grad_() * 1

@@ -190,6 +190,7 @@ def make_args():
 
 def f(x0, x1, x2, x3):
     x0.mul_(x0)
+    torch._foreach_mul_([x3[:1], x3], 2)
     v5 = x0.flatten()
     return v5
 """,
@@ -233,6 +234,24 @@ def f(x0, x1, x2, x3):
 )
 
 # What PyTorch itself gives no sound gradients for, or needs the old and the new tensor at once: refused by name.
+
+
+refusal(
+    "a list with a view twice",
+    "of only one write",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    v1 = x0[...]
+    torch._foreach_add_([v1, v1], [x0, x0])
+    v5 = v1.permute((1, 0))
+    return v5
+""",
+)
 
 
 refusal(

@@ -101,9 +101,8 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
+regression(
     "scatter_ of a tensor into itself",
-    "the order of its kernel",
     """
 def make_args():
     a0 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.float64).copy_(torch.randn((2, 3), dtype=torch.float64))).detach().requires_grad_()
@@ -186,6 +185,23 @@ def f(x0, x1, x2, x3):
     x2.zero_()
     x3.detach_()
     v2 = torch.stack([x0, x3.expand_as(x0)])
+    return ()
+""",
+)
+
+refusal(
+    "a view is twice in one list that is written",
+    "`_foreach_` operator at",
+    """
+def make_args():
+    a0 = (torch.randn((4, 3), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
+    a1 = a0[...]
+    a2 = (torch.randn((2, 3), dtype=torch.float64)).detach().requires_grad_()
+    return (a0, a2, a1, a1)
+
+
+def f(x0, x1, x2, x3):
+    torch._foreach_add_([x2, x2], [x3, x3])
     return ()
 """,
 )
@@ -364,6 +380,36 @@ def f(x):
     with torch.no_grad():
         x.set_(x)
     return (x * 2, x[1])
+""",
+)
+
+regression(
+    "a list has a tensor twice, while another one is given other memory",
+    """
+def make_args():
+    return (torch.randn((2, 2)).requires_grad_(),)
+
+
+def f(x):
+    v = x * 2
+    x.data = x.data.clone()
+    torch._foreach_add_([v, v], [v, v])
+    return v
+""",
+)
+
+regression(
+    "a list has a tensor twice, and views of it are taken without gradients",
+    """
+def make_args():
+    return (torch.randn((2, 2)).requires_grad_() * 1,)
+
+
+def f(x):
+    torch._foreach_add_([x, x], [x, x])
+    with torch.no_grad():
+        v = x.unbind(0)[1]
+    return (v, v.flatten())
 """,
 )
 

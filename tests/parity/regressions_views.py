@@ -489,7 +489,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a list has an argument twice that is a view, and a view of it is returned",
-    "the order of its kernel",
+    "`_foreach_` operator at",
     """
 def make_args():
     a0 = torch.randn((4, 1, 2), dtype=torch.float32)[1:-1]
@@ -560,6 +560,31 @@ def f(x0):
     with torch.no_grad():
         v13 = v3[..., 0:1:2]
     return (v0, v13)
+""",
+)
+
+regression(
+    "a list has the real part of an argument and a view of that",
+    """
+def make_args():
+    a0 = (torch.randn((1, 1, 2), dtype=torch.complex64).expand((2, 1, 2))).detach().requires_grad_()
+    a1 = (torch.randn((2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
+    a2 = a1.real
+    a3 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a2, a0, a2, a3)
+
+
+def f(x0, x1, x2, x3):
+    v0 = x0.reshape((4,))
+    v1 = torch.stack([v0, v0.expand_as(v0)])
+    v2 = v0.detach()
+    torch._foreach_mul_([x2[:1], x2], 2)
+    v4 = torch.cat([x2, x2], -1)
+    v5 = x3.chunk(2, 0)
+    v6 = v0.unbind(0)
+    with torch.no_grad():
+        v0[..., 1:].add_(v0[..., :-1])
+    return v5[0]
 """,
 )
 

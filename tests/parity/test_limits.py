@@ -85,16 +85,16 @@ PROGRAMS = [
     ),
     ("`resize_` makes a tensor larger", "torch.randn(6),", ["y = x * 2", "z = y[1:]", "y.resize_(9)", "return z"], 2),
     (
-        "one operator writes an element twice",
+        "one `_foreach_` call writes to a view",
         f"({LEAF} * 1)[0],",
         ["torch._foreach_add_([x, x], [x, x])"],
         0,
     ),
     (
-        "one operator writes an element twice",
-        "torch.randn(2, 3),",
-        ["x[:, 1:] = x[:, :-1]"],
-        0,
+        "one `_foreach_` call writes to a view",
+        f"{LEAF} * 1,",
+        ["v = x[0]", "torch._foreach_add_([v, v], [v, v])", "return v"],
+        1,
     ),
     (
         "memory is detached",

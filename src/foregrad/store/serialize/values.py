@@ -22,6 +22,7 @@ from ..._torch.ops import INTERNAL_NAMESPACES, OpOverload, mkldnn_rnn_layer_for_
 from ..._torch.symbols import is_symbolic
 from ...errors import ArtifactError
 from ...graph.meta import TensorSpec
+from ...tracing.heap.alias import RunOnStorageCopies, StorageExtent
 from ...tracing.kernels.checks import VALUE_CHECKS
 from ...tracing.kernels.plans import independent_of_phase
 from ...tracing.tape.opinfo import CallOnCopies, item_or_empty, take_data
@@ -29,6 +30,7 @@ from ...tracing.values.numbers import NUMBER_FUNCTIONS
 
 _DEEPEST = 48
 _MOST_DIMENSIONS = 64
+_MOST_ITEMS = 1 << 20
 _FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 _DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES.values()}
@@ -63,6 +65,10 @@ class Writer:
     def _operator(self, target: Any) -> Any:
         if isinstance(target, CallOnCopies):
             return {"on_copies": self._operator(target.op), "writes": list(target.writes)}
+        if isinstance(target, RunOnStorageCopies):
+            places = [[*at, place.memory, self.layout(place.spec), place.start] for at, place in target.places.items()]
+            memories = [self.layout(spec) for spec in target.memories]
+            return {"in_memory": self._operator(target.op), "memories": memories, "places": places}
         name = name_of_operator(target)
         if name is None:
             raise ArtifactError(
@@ -188,11 +194,22 @@ class Reader:
         """A function by name, or an operator that writes to its arguments, run on copies."""
         if type(data) is not dict:
             return operator_named(data)
-        inner = operator_named(data["on_copies"])
+        inner = operator_named(data["on_copies" if "on_copies" in data else "in_memory"])
         if not isinstance(inner, OpOverload):
             raise ArtifactError("a function to run on copies that is no operator")
         count = len(inner._schema.arguments)
-        return CallOnCopies(inner, tuple(index(i, range(count)) for i in checked(data["writes"], list)))
+        if "on_copies" in data:
+            return CallOnCopies(inner, tuple(index(i, range(count)) for i in checked(data["writes"], list)))
+        memories = tuple(self.layout(position) for position in checked(data["memories"], list))
+        places = {}
+        for position, item, memory, layout, start in checked(data["places"], list):
+            if item is not None and not 0 <= checked(item, int) < _MOST_ITEMS:
+                raise ArtifactError("a tensor in no list")
+            spec, whole = self.layout(layout), memories[index(memory, memories)]
+            if not spec.is_static or not whole.is_static or not 0 <= checked(start, int) <= whole.nbytes - spec.nbytes:
+                raise ArtifactError("a tensor outside of the memory that it lies in")
+            places[index(position, range(count)), item] = StorageExtent(memory, spec, start)
+        return RunOnStorageCopies(inner, memories, places)
 
     def layout(self, position: Any) -> TensorSpec:
         return self.layouts[index(position, self.layouts)]

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ..._torch.histories import nodes_behind
-from ..._torch.tensors import base_of, is_marked, is_view, share_counters
+from ..._torch.tensors import base_of, is_marked, is_view, leads_to_base, share_counters
 from ...errors import UnsupportedMutationError
 from ...graph.effect_log import BumpVersion, Detach, Handle, InplaceView, MarkRequiresGrad, SetData, Write
 from ...graph.slots import Updated
@@ -22,6 +22,7 @@ from ..heap.refusals import (
     detached_and_written,
     of_exchanged_memory,
     past_the_edges,
+    written_by_lists,
 )
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -50,11 +51,14 @@ def written_through_bases(inputs: Inputs) -> dict[InputRecord, InputRecord]:
 
 
 def check_histories(recorder: Recorder, inputs: Inputs, results: Iterable[tuple[torch.Tensor, str]]) -> None:
-    """Raise for a view, among inputs or results, with a base that is detached later."""
+    """Raise for a view, among inputs or results, with a base detached later, or written by lists with an alias."""
     changes = recorder.changes
     detached = ById((event.tensor, event.at) for event in changes.log.events if event.is_detach and event.is_toggle)
     for record in inputs.records:
-        base = inputs.by_real.get(base_of(record.real))
+        stand_in, base = record.stand_in, inputs.by_real.get(base_of(record.real))
+        is_listed_view = stand_in in recorder.writes.listed and is_view(stand_in)
+        if is_listed_view and stand_in.requires_grad and not leads_to_base(stand_in):
+            raise written_by_lists(str(record.slot), changes.where(stand_in))
         if base is not None and base.stand_in in detached:
             raise changed_with_gradients(str(record.slot), changes.where(base.stand_in))
     for view, path in results if detached else ():

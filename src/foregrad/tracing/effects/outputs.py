@@ -15,6 +15,7 @@ from ..._torch.tensors import (
     is_usable,
     is_view,
     leads_to,
+    leads_to_base,
     share_counters,
 )
 from ...errors import UnsupportedSideEffectError
@@ -31,7 +32,7 @@ from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Base, Output
 from ...identity import ById, IdSet
 from ..heap.alias import Storage, Value, chain_of, is_from_custom_function, memory_root
-from ..heap.refusals import detached_and_written, of_exchanged_memory
+from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from ..tape.opinfo import CUTS, take_data
@@ -113,6 +114,8 @@ def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
     """The output, whatever it was before it took another tensor's memory over."""
     recorder = analysis.recorder
     value = recorder.value_of(leaf)
+    if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
+        _check_view(recorder, leaf, path)
     alias = alias_of_input(analysis, value, path)
     if alias is not None:
         return _with_own_history(analysis, alias, leaf, value)[0]
@@ -190,6 +193,15 @@ def _check_exchanged(analysis: Analysis, info: OutputInfo, leaf: torch.Tensor, s
             leaf is not tensor and is_apart and share_counters(leaf, tensor)
         ):
             raise of_exchanged_memory(f"the output {info.path}", recorder.changes.where(tensor))
+
+
+def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
+    """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
+    base, listed = base_of(leaf), recorder.writes.listed
+    ways = [value.fake for value in chain_of(recorder.value_of(leaf)) if value.fake is not None]
+    is_listed = any(fake in listed and is_view(fake) for fake in ways)
+    if is_listed and not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
+        raise written_by_lists(f"the output {path}", recorder.writes.where_lists())
 
 
 # -------------------------------------------------------------------- results that are objects of their own

@@ -202,8 +202,7 @@ class Value:
         self.is_written_through = True
         if self.spec.numel == 0:
             storage.is_touched = True
-            for link in chain_of(self):  # nothing is written back view by view
-                link.is_written_through = True
+            self.mark_written()
             if storage.is_input and storage.generation == 0 and storage.root.entry is not None:
                 storage.root.separate(emit)  # the value from before may be saved, and counts no write
             return
@@ -220,6 +219,13 @@ class Value:
         elif self.parent is None or _is_like(new.spec, self.spec):
             self.entry = new
             self.generation = storage.generation
+
+    def mark_written(self) -> None:
+        """Note a write to the value that is not written back view by view."""
+        at: Value | None = self
+        while at is not None:
+            at.is_written_through = True
+            at = at.parent
 
     def _write_parent(self, emit: Emit, new: Entry) -> None:
         parent, view, storage = self.parent, self.view, self.storage
@@ -312,3 +318,116 @@ def not_own(entries: list[Entry]) -> frozenset[int]:
             shared.add(index)
         taken.add(root)
     return frozenset(shared)
+
+
+# -------------------------------------------------------------------- kernels on copies of memory
+# Writes with a result that depends on the kernel's order: the kernel itself does them, on a copy of the memory.
+#
+# A tensor may have several elements in one place (as `unfold` gives), or overlap a second operand. The result of such a
+# write depends on the element that the kernel wrote last: no functional operator says so. It becomes one node, a
+# `RunOnStorageCopies`, that copies the memory, lays the tensors on the copy as they lay on the original, and runs the
+# operator there.
+
+
+At = tuple[int, int | None]  # an argument by position, and for a list of tensors by index
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StorageExtent:
+    """A tensor's place: the memory's number, the layout, and the bytes from the memory's start."""
+
+    memory: int
+    spec: TensorSpec
+    start: int
+
+    def on(self, memory: torch.Tensor) -> torch.Tensor:
+        """The tensor there; `memory` is flat."""
+        spec = self.spec
+        itemsize = spec.dtype.itemsize
+        if spec.dtype is not memory.dtype:
+            unit = max(itemsize, memory.itemsize)
+            whole = memory.numel() * memory.itemsize // unit * unit
+            memory = memory[: whole // memory.itemsize].view(spec.dtype)
+        return _with_bits(memory.as_strided(spec.shape, spec.stride, self.start // itemsize), spec)
+
+
+def extent_of(value: Value, memory: int) -> StorageExtent | None:
+    """The place of `value` in its root's span; None where it goes past the span, or where sizes vary."""
+    spec, root = value.spec, value.root.spec
+    if not (spec.is_static and root.is_static):
+        return None
+    start = int(spec.offset * spec.dtype.itemsize - root.offset * root.dtype.itemsize)
+    if start < 0 or start + spec.nbytes > root.nbytes or start % spec.dtype.itemsize:
+        return None
+    return StorageExtent(memory, spec, start)
+
+
+class RunOnStorageCopies:
+    """`op` run on copies of memories: `call(*memories, *arguments)` -> (results that `op` made, the memories after it).
+
+    `memories`: the layouts of the first arguments; they come back in these layouts. `places`: the arguments of `op` in
+    the memories, by position in its schema and index in a list; None is passed in their place.
+    """
+
+    def __init__(self, op: Any, memories: tuple[TensorSpec, ...], places: dict[At, StorageExtent]) -> None:
+        self.op = op
+        self.memories = memories
+        self.places = places
+        self.tags = op.tags
+        self.__name__ = "call_in_memory_" + op.__name__.replace(".", "_")
+        self.__qualname__ = self.__name__
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any) -> tuple[object, ...]:
+        count = len(self.memories)
+        copies = [_copied(tensor, spec) for tensor, spec in zip(args[:count], self.memories, strict=True)]
+        flat = [_flat(copy, spec) for copy, spec in zip(copies, self.memories, strict=True)]
+        given = [list(value) if isinstance(value, (list, tuple)) else value for value in args[count:]]
+        laid = []
+        for (position, index), place in self.places.items():
+            tensor = place.on(flat[place.memory])
+            laid.append(tensor)
+            if index is None:
+                given[position] = tensor
+            else:
+                given[position][index] = tensor
+        arguments = self.op._schema.arguments
+        plain = [value for value, argument in zip(given, arguments, strict=False) if not argument.kwarg_only]
+        keywords = {a.name: value for value, a in zip(given, arguments, strict=False) if a.kwarg_only}
+        result = self.op(*plain, **keywords)
+        results = () if result is None else result if isinstance(result, (tuple, list)) else (result,)
+        made = [value for value in results if not any(value is tensor for tensor in laid)]
+        return (*made, *(_with_bits(copy, spec) for copy, spec in zip(copies, self.memories, strict=True)))
+
+    def __repr__(self) -> str:
+        places = ", ".join(
+            f"{position if index is None else (position, index)}: {place.spec} strides {place.spec.stride} of memory "
+            f"{place.memory} from byte {place.start}"
+            for (position, index), place in self.places.items()
+        )
+        return f"call_in_memory({self.op}, {places})"
+
+
+def _copied(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """A copy of a tensor and of the gaps between its elements, without its bits."""
+    tensor = _with_bits(tensor, spec)
+    copy = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    if tensor.stride() == spec.stride:
+        _flat(copy, spec).copy_(_flat(tensor, spec))
+    else:
+        copy.copy_(tensor)
+    return copy
+
+
+def _flat(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The memory that a tensor spans."""
+    return tensor.as_strided((spec.nbytes // spec.dtype.itemsize,), (1,))
+
+
+def _with_bits(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """With the conjugate and negative bits of `spec`; applied again, without them."""
+    if spec.conj:
+        tensor = aten._conj.default(tensor)
+    if spec.neg:
+        tensor = aten._neg_view.default(tensor)
+    return tensor.detach() if spec.conj or spec.neg else tensor

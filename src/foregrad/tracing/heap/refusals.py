@@ -76,12 +76,12 @@ def past_the_edges(where: str = "") -> UnsupportedAliasError:
     )
 
 
-def in_the_kernels_order(where: str) -> UnsupportedAliasError:
-    """The values that a write leaves depend on the order in which its kernel visits the elements."""
+def written_by_lists(what: str, where: str) -> UnsupportedAliasError:
+    """Autograd gives a tensor that one operator on lists writes to twice gradients of one of the writes."""
     return UnsupportedAliasError(
-        f"the operator at {where} writes an element twice, or overwrites an operand of a different element "
-        "(overlapping slices, one tensor twice in a `_foreach_` list), or multiplies complex numbers in an operand's "
-        "memory: the values depend on the order of its kernel. Read from a copy, or write to a copy (`.clone()`)."
+        f"{what} is written to by a `_foreach_` operator at {where}, with gradients, twice or together with a second "
+        "tensor in its memory: PyTorch keeps the gradients of only one write. Write in separate operators, or to a "
+        "copy."
     )
 
 

@@ -13,18 +13,19 @@ from typing import Any
 
 import torch
 
+from ..._torch.engine import plain_execution
 from ..._torch.nested import tensors_in
 from ..._torch.ops import Args, Kwargs, OpOverload
 from ...graph.meta import TensorSpec
-from ...identity import IdSet
+from ...identity import ById, IdSet
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .alias import Storage, Value, memory_root
+from .alias import At, RunOnStorageCopies, Storage, StorageExtent, Value, chain_of, extent_of, memory_root
 from .metadata_changes import MetadataChanges
-from .overlaps import check_cast, check_write
+from .overlaps import check_cast, check_lists, check_write
 from .recording import Recording
-from .refusals import in_the_kernels_order, past_the_edges
+from .refusals import past_the_edges
 from .views import moved, without_bits
 
 aten = torch.ops.aten
@@ -37,6 +38,7 @@ class Writes:
         self.recorder = recorder
         self.changes = changes
         self.copied: dict[Value, list[Entry]] = {}  # by root: values that `copy_` gave it as they are
+        self.listed: IdSet[torch.Tensor] = IdSet()  # tensors that some `_foreach_` operator got and that overlap
 
     # ---------------------------------------------------------------- elements
 
@@ -46,7 +48,7 @@ class Writes:
         given = by_position(info, args, kwargs)
         targets = [t for i in info.writes for t in tensors_in(given.get(i))]
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
-        check_write(func, args, kwargs)
+        check_write(func, args, kwargs, targets)
         out = rec.run_fake(func, args, kwargs)
         if func._schema.name.startswith("aten::_foreach_"):  # their kernels count the write, no layer above them does
             torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
@@ -55,7 +57,20 @@ class Writes:
         values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
         beside = rounds_in_memory(func, targets) and len({value.root for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
-            raise in_the_kernels_order(rec.where())
+            is_listed = func._schema.name.startswith("aten::_foreach_")
+            if is_listed and info.functional is not None:  # fakes of lists are not asked whether the results fit
+                for target, result in zip(targets, rec.run_fake(info.functional, args, kwargs), strict=True):
+                    check_cast(result.dtype, target.dtype)
+            if is_listed and torch.is_grad_enabled():
+                swaps = [(e.value, e.after) for e in self.changes.log.events if e.after is not None]
+                exchanged = {value.storage for pair in swaps for value in pair}
+                # Elsewhere autograd differentiates the fakes as it does the tensors.
+                check_lists([t for t in targets if rec.value_of(t).storage in exchanged], rec.origins)
+                self.listed.update(targets)
+                here = rec.origins.here()
+                self.changes.changed_at.update(ById((target, here) for target in targets))
+            self._in_memory(info, before, values, targets, out)
+            return out
         if func is aten.copy_.default:
             new = [self._copied(targets[0], rec.tensor_entry(before[1]))]
         elif func in _FILLS:
@@ -125,6 +140,50 @@ class Writes:
                 bind(rec, tensor, part)
         return flat_entries([split(rec, p) for p in parts[len(returned) :]])
 
+    def _in_memory(
+        self, info: OpInfo, before: list[Any], values: dict[At, Value], targets: list[torch.Tensor], out: object
+    ) -> None:
+        """Run the operator itself on copies of the memories that it writes to."""
+        rec = self.recorder
+        roots: dict[Value, None] = {}
+        for tensor in targets:
+            value = rec.value_of(tensor)
+            root, spec = value.root, value.root.spec
+            if any(link.is_past_the_edges for link in chain_of(value)):
+                raise past_the_edges(user_line(rec.origins.here()))
+            if value.storage.is_input and (spec.overlaps_itself or spec.conj or spec.neg):
+                self.recorder.host.past_the_edges(root)
+            roots[root] = None
+        number = {key: i for i, key in enumerate(roots)}
+        places: dict[At, StorageExtent] = {}
+        arguments = [
+            argument.default_value if value is None else value
+            for argument, value in zip(info.op._schema.arguments, before, strict=True)
+        ]
+        for (position, index), value in values.items():
+            if value.root not in roots:
+                continue
+            place = extent_of(value, number[value.root])
+            if place is None:
+                raise past_the_edges(user_line(rec.origins.here()))
+            places[position, index] = place
+            given: Any = arguments[position]
+            arguments[position] = None if index is None else [None if i == index else x for i, x in enumerate(given)]
+        call = RunOnStorageCopies(info.op, tuple(root.spec for root in roots), places)
+        entry = rec.entry(call, (*(root.read(rec.emit) for root in roots), *arguments), {}, info.is_random)
+        written = IdSet(targets)
+        made = [tensor for tensor in as_tuple(out) if isinstance(tensor, torch.Tensor) and tensor not in written]
+        entry.spec = (*(rec.spec_of(tensor) for tensor in made), *(_at_start(root.spec) for root in roots))
+        parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
+        for tensor, part in zip(made, parts, strict=False):
+            bind(rec, tensor, part)
+        for tensor in targets:
+            rec.value_of(tensor).mark_written()
+        for root, part in zip(roots, parts[len(made) :], strict=True):
+            root.write(rec.emit, part)
+        for tensor in targets:
+            rec.value_of(tensor).storage.note_write(tensor)
+
     def _copied(self, target: torch.Tensor, source_entry: Entry) -> Entry:
         rec = self.recorder
         value = rec.value_of(target)
@@ -164,6 +223,11 @@ class Writes:
             self.changes.differs_by_place(view.storage, past_the_edges(user_line(self.recorder.origins.here())))
             if view.storage.is_input and not view.root.spec.holds(view.spec):
                 self.recorder.host.past_the_edges(view.root)
+
+    def where_lists(self) -> str:
+        """The line of the last operator on lists that got overlapping tensors."""
+        changed = self.changes.changed_at
+        return user_line(next((changed[key] for key in reversed(changed) if key in self.listed), None))
 
     def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
         """`out=` resizes its tensor: then the tensor counts as new."""
@@ -277,11 +341,11 @@ def bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
 
 
 # -------------------------------------------------------------------- writes whose order matters
-# Whether the values that a write leaves depend on the order in which its kernel visits elements: a tensor may have
-# several elements in one place (as `unfold` gives), or overlap a second operand. No functional operator says so.
+# Whether the values that a write leaves depend on the order in which its kernel visits elements: see
+# `RunOnStorageCopies`.
 
 
-At = tuple[int, int | None]  # an argument by position, and for a list of tensors by index
+_EXACT_UP_TO_BYTES = 1 << 22
 # These operators compute each element of the result from the elements at its place alone, though PyTorch does not tag
 # them so.
 _POINTWISE = {aten.copy_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor}
@@ -348,29 +412,25 @@ def _are_apart(specs: Iterable[TensorSpec]) -> bool:
 
 
 def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two tensors in one memory have some byte in common; True where rows of equal steps don't tell."""
+    """Whether two tensors in one memory have some byte in common; True where the answer would take long."""
     if a.numel == 0 or b.numel == 0 or _are_apart([a, b]):
         return False
     if not (a.is_static and b.is_static):
         return True
-    starts: list[Any] = [spec.offset * spec.dtype.itemsize for spec in (a, b)]
-    steps = [
-        sorted((s * spec.dtype.itemsize, n) for s, n in zip(spec.stride, spec.shape, strict=True) if n > 1)
-        for spec in (a, b)
-    ]
-    while all(steps) and steps[0][-1][0] == steps[1][-1][0]:
-        step, _ = steps[0].pop()
-        steps[1].pop()
-        starts = [start % step for start in starts]
-        spans = [
-            sum(s * (n - 1) for s, n in row) + spec.dtype.itemsize for row, spec in zip(steps, (a, b), strict=True)
-        ]
-        (first, m), (second, n) = sorted(zip(starts, spans, strict=True))
-        if second + n > step or first + m > step:  # a row ends in the next row
-            return True
-        if first + m <= second:
-            return False
-    return True
+    starts = [int(spec.offset) * spec.dtype.itemsize for spec in (a, b)]
+    first = min(starts)
+    size = max(start + spec.nbytes for start, spec in zip(starts, (a, b), strict=True)) - first
+    if size > _EXACT_UP_TO_BYTES:
+        return True
+    with plain_execution():
+        taken = torch.zeros(size, dtype=torch.bool)
+        _bytes_of(a, taken, starts[0] - first).fill_(True)
+        return bool(_bytes_of(b, taken, starts[1] - first).any())
+
+
+def _bytes_of(spec: TensorSpec, memory: torch.Tensor, start: int) -> torch.Tensor:
+    itemsize = spec.dtype.itemsize
+    return memory.as_strided((*spec.shape, itemsize), (*(s * itemsize for s in spec.stride), 1), start)
 
 
 def draws_in_memory_order(func: object, targets: list[torch.Tensor]) -> bool:

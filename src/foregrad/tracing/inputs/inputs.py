@@ -472,7 +472,10 @@ class HistoryChanges(Aspect):
 
     def returned(self, results: Sequence[object], paths: Sequence[str]) -> None:
         """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written
-        themselves: autograd then bars most of their uses.
+        themselves: autograd then bars most of their uses. And where an operator on lists wrote to a view twice: its
+        history then differs from its base's.
         """
+        listed = self.recorder.writes.listed
         barred = [r for r in self.inputs.records if r.real.requires_grad and not allows_writes(r.real) and is_moved(r)]
-        self.inputs.see_as_views(barred)
+        twice = [r for r in self.inputs.records if r.stand_in in listed and r.stand_in.requires_grad]
+        self.inputs.see_as_views([*barred, *(record for record in twice if is_view(record.real))])
