@@ -33,7 +33,7 @@ else
 endif
 
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input --progress-bar off
-EXTRAS := cli,solver,torchao,test,dev,docs
+EXTRAS := cli,solver,torchao,notebook,test,dev,docs
 # One thread a test process: the processes share the cores. Hundreds of tests start processes of their own, which take a
 # second less where what they import was compiled before. Each process begins with a part of the tests in their order,
 # and takes from the part of another one when it is done: tests of one file share what they set up.

@@ -227,7 +227,7 @@ class CompiledCallable(Protocol[_P, _R_co]):
     def __get__(self, instance: None, owner: type, /) -> CompiledCallable[_P, _R_co]: ...
     @overload
     def __get__(
-        self: CompiledCallable[Concatenate[object, _Q], _R_co], instance: object, owner: type, /
+        self: CompiledCallable[Concatenate[Any, _Q], _R_co], instance: object, owner: type, /
     ) -> Callable[_Q, _R_co]: ...
 
 

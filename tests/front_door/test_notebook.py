@@ -1,4 +1,4 @@
-"""What a newcomer meets in a notebook, in a real kernel: needs `pip install "foregrad[notebook]"`."""
+"""What a newcomer meets in a notebook, in a real kernel (`foregrad[notebook]`, which `make test` installs)."""
 
 from __future__ import annotations
 
