@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -154,7 +155,7 @@ _HEAD = (
 
 
 def write_results(sections: Sequence[Section], folder: Path) -> None:
-    """`RESULTS.md` for people, `RESULTS.json` for programs. Sections that were not run now keep their last figures."""
+    """`RESULTS.md` for people, `RESULTS.json` for programs. Sections that were not run now stay as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "RESULTS.json"
     stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
@@ -162,9 +163,13 @@ def write_results(sections: Sequence[Section], folder: Path) -> None:
     for section in sections:
         stored[section.title] = {**dataclasses.asdict(section), "environment": made}
     path.write_text(json.dumps(stored, indent=1) + "\n")
+    page = folder / "RESULTS.md"
+    # Sections that people wrote themselves stay behind the rest.
+    written = re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE)[1:] if page.exists() else []
+    own = [text.rstrip() + "\n" for text in written if text.partition("\n")[0].removeprefix("## ") not in stored]
     texts = ["# Results", "", _HEAD, ""]
     for kept in stored.values():
         place = ", ".join(f"{k} {v}" for k, v in kept["environment"].items())
         fields = {f.name: kept[f.name] for f in dataclasses.fields(Section)}
         texts += [Section(**fields).markdown(), f"*{place}*", ""]
-    (folder / "RESULTS.md").write_text("\n".join(texts))
+    page.write_text("\n".join([*texts, *own]))

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import (
+    aot,
     budget,
     capture,
     comparison,
@@ -29,9 +30,11 @@ from benchmarks import (
     graph_code,
     jax_capture,
     lengths,
+    long_programs,
     memory,
     overhead,
     partition,
+    shares,
     startup,
     verify,
 )
@@ -58,12 +61,15 @@ def main() -> None:
         "overhead": lambda: [overhead.collect([], 20 if quick else 60)],
         "code": lambda: [graph_code.collect(20 if quick else 60)],
         "capture": lambda: capture.collect(models, 1 if quick else options.rounds),
+        "aot": lambda: [aot.collect(["mlp-200"] if quick else aot.DEFAULT, 1 if quick else options.rounds)],
+        "shares": lambda: [shares.collect(["mlp-200"] if quick else aot.DEFAULT, 1 if quick else options.rounds)],
+        "long": lambda: [long_programs.collect([2_000] if quick else long_programs.DEFAULT)],
         "chains": lambda: [capture.collect_chains(1 if quick else min(options.rounds, 2))],
         "first-step": lambda: [first_step.collect(models, 1 if quick else options.rounds)],
         "large": lambda: [first_step.collect_large(1)],
         "dynamic": lambda: [capture.collect_dynamic(models, 1 if quick else min(options.rounds, 2))],
         "batches": lambda: [capture.collect_batches(models, 1 if quick else options.rounds)],
-        "lengths": lambda: [lengths.collect(rounds=1 if quick else options.rounds)],
+        "lengths": lambda: [lengths.collect(8 if quick else 30)],
         "jax": lambda: [jax_capture.collect(6 if quick else 12, 1 if quick else options.rounds)],
         "partition": lambda: [partition.collect(models, 1 if quick else options.rounds)],
         "composite": lambda: [composite.collect(20 if quick else 60)],

@@ -48,6 +48,14 @@ def test_a_step_with_eagers_kernels_makes_no_graph_of_a_half(halves):
     assert late_graph_of(halves.backward) is not None
 
 
+def test_a_compiler_that_returns_its_graph_has_no_graph_made():
+    step = foregrad.aot_function(lambda x: (x * 2).relu().sum(), foregrad.nop)
+    step(torch.randn(5, 4, requires_grad=True)).backward()
+    halves = step.foregrad.specializations[0].product.compiled.partitioned
+    assert late_graph_of(halves.forward) is not None
+    assert late_graph_of(halves.backward) is not None
+
+
 def test_a_graph_that_is_read_is_the_one_of_a_partition_at_once(halves, policy):
     count = halves.joint.signature.num_forward_outputs
     at_once = POLICIES[policy](halves.joint.module, None, num_fwd_outputs=count)

@@ -35,9 +35,10 @@ def data_parallel(module: Any, *, in_forward: bool = False) -> str | None:
     """The name of the class that makes a module communicate in a call; `in_forward`: in a call of its forward alone.
     None for a module that never communicates.
     """
+    bases = type(module).__mro__  # `isinstance` asks abstract classes, in Python
     for imported, name in _WRAPPERS:
         cls: Any = getattr(sys.modules.get(imported), name, None)
-        if cls is not None and isinstance(module, cls) and not (in_forward and name in _BY_HOOKS):
+        if cls in bases and not (in_forward and name in _BY_HOOKS):
             return _BY_HOOKS.get(name, f"`{name}`")
     return None
 

@@ -148,7 +148,9 @@ def _plain_module(fn: object) -> torch.fx.GraphModule | None:
     """The graph module that is `fn`, or that has `fn` as its `forward`, if a call only runs its graph; else None."""
     owner = getattr(fn, "__self__", None)
     module = owner if getattr(fn, "__func__", None) is getattr(type(owner), "forward", fn) else fn
-    if not isinstance(module, torch.fx.GraphModule) or not is_plain_graph_module(module) or is_boxed(module):
+    if not isinstance(module, torch.fx.GraphModule) or not is_plain_graph_module(module):
+        return None
+    if vars(module).get("_boxed_call"):  # PyTorch's property asks the graph, and would have it made
         return None
     inputs = [] if late_graph_of(module) is not None else module.graph.find_nodes(op="placeholder")
     # Defaults and *args are resolved by the module's own signature.

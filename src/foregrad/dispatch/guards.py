@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,7 +72,8 @@ class CallGuards(GuardMaker):
         self.native = native
         self.captured = captured
         self.tensors = captured.tensors
-        self.paths = [user_name(call.function, path) for path in call.paths]
+        self.user_name = functools.partial(user_name, parameters_of(call.function))
+        self.paths = list(map(self.user_name, call.paths))
         self.wrapper_specs = captured.wrappers or FoundOpenings((), {})
         self.floats: dict[int, str] = {}  # by input: the variable of the number
         self.with_gradients: dict[tuple[int, ...], str] = {}  # wrappers that require grad, by first equal leaves
@@ -92,7 +94,7 @@ class CallGuards(GuardMaker):
         return lines
 
     def _render(self, *, transformed: bool) -> None:
-        self.take_apart(functools.partial(user_name, self.call.function))
+        self.take_apart(self.user_name)
         first = len(self.list.steps)
         apart = apart_guards(
             self.call, self.containers, self.signature.effects.python_writes, self.captured.reached, self.bind
@@ -294,10 +296,10 @@ class CallGuards(GuardMaker):
         operands = "".join(f"{inputs[i]}, " for i in checked)
         self.compare(f"{check}({operands[:-2]})", self.facts_of(checked), f"({operands})")
 
-    def _is_part(self, index: int) -> bool:
-        """Whether an input is a part of a wrapper: it is guarded as a leaf, or not as a whole."""
-        info = self.signature.inputs[index]
-        return isinstance(info.source, PartOf) or info.argument in self.call.inside_wrappers()
+    def _parts_of_wrappers(self) -> set[int]:
+        """The inputs that are parts of wrappers: each is guarded as a leaf, or not as a whole."""
+        inside, inputs = self.call.inside_wrappers(), enumerate(self.signature.inputs)
+        return {i for i, info in inputs if isinstance(info.source, PartOf) or info.argument in inside}
 
     def _real(self, index: int) -> torch.Tensor:
         tensor = self.tensors[index]
@@ -318,7 +320,7 @@ class CallGuards(GuardMaker):
         written = {u.input for u in signature.updates} | signature.reshaped
         related = written or signature.structure.shared_memory
         sharing = sharing_of(signature, self.tensors) if related else None
-        self.history(sharing, [index for index in written | signature.detached if not self._is_part(index)])
+        self.history(sharing, (written | signature.detached) - self._parts_of_wrappers())
         if not written:
             return
         real = [
@@ -351,19 +353,21 @@ def _tensor_of(number: float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float64, device="cpu")
 
 
-def user_name(function: Callable[..., object], path: str) -> str:
+def parameters_of(function: Callable[..., object]) -> list[str]:
+    """The names of a function's parameters, up to `*args`."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return []
+    return [p.name for p in itertools.takewhile(lambda p: p.kind is not p.VAR_POSITIONAL, parameters)]
+
+
+def user_name(parameters: Sequence[str], path: str) -> str:
     """A path (`args[0]["x"]`) with the parameter's own name for `args[0]`."""
     if not path.startswith("args["):
         return path
     number, _, rest = path[len("args[") :].partition("]")
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-        parameter = parameters[int(number)]
-    except (ValueError, TypeError, IndexError):
-        return path
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters[: int(number) + 1]):
-        return path
-    return parameter.name + rest
+    return parameters[int(number)] + rest if int(number) < len(parameters) else path
 
 
 def _static_or_none(numbers: tuple[Any, ...]) -> list[int | None]:

@@ -13,6 +13,7 @@ import functools
 import gc
 import io
 import mmap
+import operator
 import os
 import random
 import sys
@@ -20,7 +21,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from .libraries import HASHES, OF_CTYPES, referent
@@ -104,6 +105,11 @@ def size_of_cache(cached: Any, _: Any) -> int:
 
 def names_in_own(value: threading.local, _: Any) -> frozenset[str]:
     return frozenset(vars(value))
+
+
+def of_each(attribute: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """An attribute of each of the values."""
+    return tuple(map(operator.attrgetter(attribute), values))
 
 
 def derived_from(cls: Any) -> int:

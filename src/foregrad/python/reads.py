@@ -280,10 +280,12 @@ class Reads:
 
     # ---------------------------------------------------------------- modules
 
+    def is_news(self, module: torch.nn.Module, name: str) -> bool:
+        """Whether an attribute of a module is to be noted. For hooks see Watch: all hooks of all modules."""
+        return name not in HOOKS and (id(module), name) not in self._noted and id(module) not in self.made_here
+
     def note(self, module: torch.nn.Module, name: str) -> None:
-        """Note an attribute of a module that is about to be read."""
-        if name in HOOKS or (id(module), name) in self._noted or id(module) in self.made_here:
-            return  # for hooks see Watch: all hooks of all modules
+        """Note an attribute of a module that is about to be read: one that is news."""
         if issubclass(type(module), torch.jit.ScriptModule):
             if name != "__class__":
                 raise UnsupportedOpError(
@@ -323,7 +325,8 @@ class Reads:
                 self.add(self.place(table, "dict", type(module).__name__, "attr", id(module)), name, table[name])
                 return
         self.class_attributes.setdefault((type(module), name), None)
-        place.lacks((name,))
+        if name not in place.items:
+            place.absent.add(name)
 
     def _whole_table(self, module: torch.nn.Module, table: dict[str, Any]) -> None:
         place = self.place(table, "dict", type(module).__name__, "attr", id(module))

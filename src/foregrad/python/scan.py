@@ -61,7 +61,7 @@ from .objects import (
     special_names,
     values_of,
 )
-from .opaque import context_value, derived_from, is_cached_function, names_in_own, size_of_cache
+from .opaque import context_value, derived_from, is_cached_function, names_in_own, of_each, size_of_cache
 from .reads import VIEWS, Reads, ReadSite, items_in
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
@@ -144,24 +144,26 @@ class Scan:
         """Note the attributes that C keeps of functions and classes (`__defaults__`, `__doc__`) where any code that was
         met names them: of all functions and classes that were met, as any may be asked.
         """
-        for value in [*self._seen.values()] if "cache_info" in self.names else ():
-            if is_cached_function(value):
-                ask = functools.partial(size_of_cache, value)
-                self.reads.ask(ask, "the size of a cache", ask)
+        met = [*self._seen.values()]
+        for value in filter(is_cached_function, met if "cache_info" in self.names else ()):
+            ask = functools.partial(size_of_cache, value)
+            self.reads.ask(ask, "the size of a cache", ask)
         asked = frozenset().union(*(OF_CODE[name] for name in self.names & OF_CODE.keys()))
-        seen = [v for v in [*self._seen.values()] if isinstance(v, (type, types.FunctionType))]
-        own = [v for v in seen if (not is_of_library(v) if isinstance(v, type) else _is_users(v) and not v.__closure__)]
-        for attribute in in_order(asked):
-            if attribute in _NAMES and own:
-                get = functools.partial(_all, operator.attrgetter(attribute))
-                self.reads.ask([*own], f"the {attribute} of a class or function", get)
-            for value in () if attribute in _NAMES else seen:
-                if isinstance(value, type) and attribute == "__subclasses__":
-                    self.reads.ask(value, f"classes derived from {value.__name__}", derived_from)
-                elif isinstance(value, type):
-                    self.reads.add(self._class_table(value), attribute, value.__dict__.get(attribute, ABSENT))
-                elif _is_users(value) and value.__closure__ is None and not is_installed(value.__globals__):
-                    self._parts(value, value.__name__, (attribute,))
+        classes = [value for value in met if isinstance(value, type)]
+        functions = [f for f in met if type(f) is types.FunctionType and not f.__closure__ and _is_users(f)]
+        own = [*(cls for cls in classes if not is_of_library(cls)), *functions]
+        functions = [function for function in functions if not is_installed(function.__globals__)]
+        for attribute in in_order(asked - _NAMES):
+            for cls in classes:
+                if attribute == "__subclasses__":
+                    self.reads.ask(cls, f"classes derived from {cls.__name__}", derived_from)
+                else:
+                    self.reads.add(self._class_table(cls), attribute, cls.__dict__.get(attribute, ABSENT))
+            for function in functions:
+                self._parts(function, function.__name__, (attribute,))
+        for attribute in in_order(asked & _NAMES if own else ()):
+            asked_of_each = functools.partial(of_each, attribute)
+            self.reads.ask([*own], f"the {attribute} of a class or function", asked_of_each)
 
     def has_opened(self, code: types.CodeType) -> bool:
         return code in self._opened or code in self._apart
@@ -294,6 +296,9 @@ class Scan:
         """Go on from a value that code can get at. `depth`: the number of objects on the way, the last `inside` of
         which are a library's, nested.
         """
+        if type(value) is types.FunctionType:  # most values are
+            self.function(value, name)
+            return
         if isinstance(value, torch.Tensor) and not is_of_library(type(value)) and self._is_new(value):
             self._object(value, name, depth)
         if isinstance(value, torch.Tensor) or (is_plain(value) and not holds_classes(value)):
@@ -578,10 +583,6 @@ LOOKS_UP = (torch.Tensor.__hash__.__code__, torch.utils.weak.WeakIdRef.__hash__.
 _OF_ENUMS = {"_member_map_", "_value2member_map_"}
 _NAMES = {"__module__", "__name__", "__qualname__"}
 _GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # code with these names may ask a class for any attribute
-
-
-def _all(get: Callable[[Any], Any], values: list[Any]) -> tuple[Any, ...]:
-    return tuple(map(get, values))
 
 
 _OPTIONS = (types.FunctionType, bool, int, float, str, type(None))

@@ -36,7 +36,7 @@ from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..graph.attempts import Attempts, RaisedInCallError
 from ..graph.calls import PythonCall, status
-from ..graph.meta import strides_in_order
+from ..graph.meta import TensorSpec, memory_order, strides_in_order
 from ..identity import IdSet
 
 Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
@@ -472,9 +472,8 @@ def reached_from(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[
 
 def layout_of(tensor: torch.Tensor) -> Layout:
     """The layout of a copy of a tensor."""
-    strides = tensor.stride()
-    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
-    if strides_in_order(tensor.shape, order) != strides:
+    order = memory_order(TensorSpec.of(tensor))
+    if strides_in_order(tensor.shape, order) != tensor.stride():
         order = tuple(range(tensor.dim()))
     return tensor.dtype, tensor.device, order
 

@@ -14,7 +14,7 @@ import torch
 
 from .._torch import engine
 from .._torch.engine import keeps_versions
-from .._torch.ops import waits_for_others
+from .._torch.ops import OpOverload, waits_for_others
 from ..annexes import the_one
 from ..frontend.tree import Tree, flatten
 from ..graph.call_effects import CallPlace, EffectTarget, OldObject, at_place
@@ -205,10 +205,12 @@ class RunLines(LineWriter):
         """Whether the forward does more than compute, beyond undoing."""
         modules = [module for module in self.joint.module.modules() if isinstance(module, torch.fx.GraphModule)]
         nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]
+        of_forward = [node for node in nodes if node.meta.get("partitioner_tag") != "is_backward"]
+        # All calls of an operator have one answer.
+        asked = {id(n.target) if isinstance(n.target, OpOverload) else n: n for n in of_forward}
         return any(
             node.is_impure(impure_random=not self.signature.stops.generators) or waits_for_others(node.target)
-            for node in nodes
-            if node.meta.get("partitioner_tag") != "is_backward"
+            for node in asked.values()
         )
 
     # ---------------------------------------------------------------- running the graph

@@ -177,7 +177,8 @@ class CaptureParts(Host):
         self.origins.leave()
 
     def read(self, module: torch.nn.Module, name: str) -> None:
-        self._note_read(module, name)
+        if self.reads.is_news(module, name):
+            self._note_read(module, name)
 
     # ---------------------------------------------------------------- answered by several parts
 

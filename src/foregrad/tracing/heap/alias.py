@@ -231,7 +231,7 @@ class Value:
         last = storage.last_scatter
         if last is not None and last[0] is base and last[1] is parent and view.is_same(last[2]):
             base = last[3]  # the last write to this view is overwritten whole
-        scattered = write_back(emit, view.op, (None, *view.args), view.index, base, parent.spec, self.spec, new)
+        scattered = write_back(emit, view, base, parent.spec, self.spec, new)
         parent.write(emit, scattered)
         if parent.entry is scattered and scattered.args and scattered.args[0] is base:
             storage.last_scatter = (scattered, parent, view, base)

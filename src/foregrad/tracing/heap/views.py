@@ -1,8 +1,8 @@
 """View operators: how a view is written back into its base, and how it is taken again of a new base.
 
-`write_back(emit, op, args, base, new)` returns the entry of the base with the viewed elements replaced by `new`.
-Selections have scatter counterparts that keep the base's strides; rearrangements are undone by the opposite one.
-A view with no rule here is written through its memory layout with `as_strided_scatter`.
+`write_back` returns the entry of the base with the viewed elements replaced. An output of several (`split`, `unbind`)
+is a selection. Selections have scatter counterparts that keep the base's strides; rearrangements are undone by the
+opposite one. A view with no rule here is written through its memory layout with `as_strided_scatter`.
 """
 
 from __future__ import annotations
@@ -34,65 +34,37 @@ class Emit(Protocol):
     ) -> Entry: ...
 
 
-Rule = Callable[[Emit, tuple[Any, ...], Entry, TensorSpec, Entry, "int | None"], Entry]
+Rule = Callable[[Emit, tuple[Any, ...], Entry, TensorSpec, Entry], Entry]
 
 
 def _argument(args: tuple[object, ...], index: int, default: object) -> Any:
     return args[index] if len(args) > index else default
 
 
-def _select(emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _select(emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry) -> Entry:
     return emit(aten.select_scatter.default, base, new, args[1], args[2], spec=spec)
 
 
-def _slice(emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _slice(emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry) -> Entry:
     dim, start = _argument(args, 1, 0), _argument(args, 2, None)
     end, step = _argument(args, 3, None), _argument(args, 4, 1)
     return emit(aten.slice_scatter.default, base, new, dim, start, end, step, spec=spec)
 
 
-def _diagonal(emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _diagonal(emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry) -> Entry:
     offset, dim1, dim2 = _argument(args, 1, 0), _argument(args, 2, 0), _argument(args, 3, 1)
     return emit(aten.diagonal_scatter.default, base, new, offset, dim1, dim2, spec=spec)
 
 
-def _pieces(sizes: list[int], dim: int) -> Rule:
-    def rule(emit: Emit, _args: object, base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
-        assert index is not None
-        start = sum(sizes[:index])
-        return emit(aten.slice_scatter.default, base, new, dim, start, start + sizes[index], 1, spec=spec)
-
-    return rule
-
-
-def _split(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
-    dim = _argument(args, 2, 0)
-    length, size = spec.shape[dim], args[1]
-    sizes = [min(size, length - at) for at in range(0, length, size)] if size else [0]
-    return _pieces(sizes, dim)(emit, args, base, spec, new, index)
-
-
-def _split_sizes(
-    emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None
-) -> Entry:
-    return _pieces(list(args[1]), _argument(args, 2, 0))(emit, args, base, spec, new, index)
-
-
-def _unbind(
-    emit: Emit, args: tuple[object, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None
-) -> Entry:
-    return emit(aten.select_scatter.default, base, new, _argument(args, 1, 0), index, spec=spec)
-
-
-def _transpose(emit: Emit, args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _transpose(emit: Emit, args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry) -> Entry:
     return emit(aten.transpose.int, new, args[1], args[2])
 
 
-def _t(emit: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _t(emit: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry) -> Entry:
     return emit(aten.t.default, new)
 
 
-def _permute(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _permute(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry) -> Entry:
     rank = len(spec.shape)
     inverse = [0] * rank
     for to, source in enumerate(args[1]):
@@ -100,12 +72,12 @@ def _permute(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new
     return emit(aten.permute.default, new, inverse)
 
 
-def _unsqueeze(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _unsqueeze(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry) -> Entry:
     dim = args[1] % (len(spec.shape) + 1)
     return emit(aten.squeeze.dim, new, dim)
 
 
-def _reshape(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _reshape(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry) -> Entry:
     """Undo view, squeeze and the like: same elements, the base's shape."""
     assert isinstance(new.spec, TensorSpec)
     return emit(aten.view.default, _contiguous(emit, new), list(spec.shape))
@@ -118,23 +90,23 @@ def _contiguous(emit: Emit, new: Entry) -> Entry:
     return new
 
 
-def _identity(_e: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _identity(_e: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry) -> Entry:
     return new
 
 
-def _view_dtype(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _view_dtype(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry) -> Entry:
     assert isinstance(new.spec, TensorSpec)
     if any(stride % spec.dtype.itemsize for stride in new.spec.stride[:-1]):  # of dimensions of size 1 too
         new = emit(aten.clone.default, new, kwargs={"memory_format": torch.contiguous_format})
     return emit(aten.view.dtype, _contiguous(emit, new), spec.dtype)
 
 
-def _as_complex(emit: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _as_complex(emit: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry) -> Entry:
     assert isinstance(new.spec, TensorSpec)
     return emit(aten.view_as_real.default, emit(aten.clone.default, new) if new.spec.conj else new)
 
 
-def _as_real(emit: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _as_real(emit: Emit, _args: tuple[object, ...], _b: Entry, _s: TensorSpec, new: Entry) -> Entry:
     return emit(aten.view_as_complex.default, _contiguous(emit, new))
 
 
@@ -145,11 +117,11 @@ def _with_bits_of(base: TensorSpec, emit: Emit, new: Entry) -> Entry:
     return emit(aten.clone.default, new) if (spec.conj, spec.neg) > (base.conj, base.neg) else new
 
 
-def _conj(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _conj(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry) -> Entry:
     return _with_bits_of(spec, emit, emit(aten._conj.default, new))
 
 
-def _neg(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+def _neg(emit: Emit, _args: tuple[object, ...], _b: Entry, spec: TensorSpec, new: Entry) -> Entry:
     return _with_bits_of(spec, emit, emit(aten._neg_view.default, new))
 
 
@@ -166,9 +138,6 @@ _RULES: dict[object, Rule] = {
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
     aten.diagonal.default: _diagonal,
-    aten.split.Tensor: _split,
-    aten.split_with_sizes.default: _split_sizes,
-    aten.unbind.int: _unbind,
     aten.transpose.int: _transpose,
     aten.t.default: _t,
     aten.permute.default: _permute,
@@ -191,7 +160,7 @@ _RULES: dict[object, Rule] = {
 }
 
 
-_SELECTIONS = {_select, _slice, _diagonal, _split, _split_sizes, _unbind}
+_SELECTIONS = {_select, _slice, _diagonal}
 
 
 def is_bijection(op: object) -> bool:
@@ -215,20 +184,12 @@ def undone(view: Entry, copy: Entry) -> Entry | None:
     def emit(target: Any, *args: Any, kwargs: Kwargs | None = None, spec: TensorSpec | None = None) -> Entry:
         return Entry(target, args, kwargs or {}, spec or base.spec)
 
-    return rule(emit, view.args, base, base.spec, copy, None)
+    return rule(emit, view.args, base, base.spec, copy)
 
 
-def write_back(
-    emit: Emit,
-    op: object,
-    args: tuple[object, ...],
-    index: int | None,
-    base: Entry,
-    base_spec: TensorSpec,
-    view_spec: TensorSpec,
-    new: Entry,
-) -> Entry:
-    """The base's entry after the view `op(*args)` of it (output `index` of several) took the value `new`."""
+def write_back(emit: Emit, view: View, base: Entry, base_spec: TensorSpec, view_spec: TensorSpec, new: Entry) -> Entry:
+    """The base's entry after the view took the value `new`."""
+    op, args = _single_output(view, base_spec)
     rule = _RULES.get(op)
     if rule is None:
         return write_memory(emit, base, base_spec, view_spec, new)
@@ -236,7 +197,7 @@ def write_back(
         base_spec = moved(base_spec, base.spec.offset)
     if rule in _SELECTIONS and (base_spec.conj or base_spec.neg):
         base_spec = without_bits(base_spec)  # they resolve them
-    return rule(emit, args, base, base_spec, new, index)
+    return rule(emit, (None, *args), base, base_spec, new)
 
 
 def moved(spec: TensorSpec, offset: Size) -> TensorSpec:
@@ -320,9 +281,9 @@ def replayed(emit: Emit, view: View, source: Entry, had: TensorSpec, spec: Tenso
         return with_bits(emit, emit(view.op, source, *args, spec=without_bits(spec)), spec, had)
     if view.index is None:
         return emit(view.op, source, *args, kwargs=view.kwargs, spec=spec)
-    single = _single_output(view, had)
-    if single is not None:
-        return emit(single[0], source, *single[1], spec=spec)
+    op, args = _single_output(view, had)
+    if op is not view.op:
+        return emit(op, source, *args, spec=spec)
     many = emit(view.op, source, *args, kwargs=view.kwargs)
     return emit(operator.getitem, many, view.index, spec=spec)
 
@@ -338,17 +299,18 @@ def with_bits(emit: Emit, entry: Entry, one: TensorSpec, other: TensorSpec) -> E
     return entry
 
 
-def _single_output(view: View, source: TensorSpec) -> tuple[object, tuple[object, ...]] | None:
-    """A one-output operator for one output of unbind or split."""
-    index = view.index
-    assert index is not None
+def _single_output(view: View, source: TensorSpec) -> tuple[object, tuple[Any, ...]]:
+    """A one-output operator for one output of unbind or split, and its arguments; any other view's own."""
+    index, args = view.index, view.args
+    if index is None:
+        return view.op, args
     if view.op is aten.unbind.int:
-        return aten.select.int, (view.args[0] if view.args else 0, index)
+        return aten.select.int, (args[0] if args else 0, index)
     if view.op is aten.split.Tensor:
-        size, dim = view.args[0], view.args[1] if len(view.args) > 1 else 0
+        size, dim = args[0], args[1] if len(args) > 1 else 0
         return aten.slice.Tensor, (dim, index * size, min((index + 1) * size, source.shape[dim]))
     if view.op is aten.split_with_sizes.default:
-        sizes, dim = view.args[0], view.args[1] if len(view.args) > 1 else 0
+        sizes, dim = args[0], args[1] if len(args) > 1 else 0
         start = sum(sizes[:index])
         return aten.slice.Tensor, (dim, start, start + sizes[index])
-    return None
+    return view.op, args

@@ -345,10 +345,6 @@ def view_layout(op: object, spec: TensorSpec, args: tuple[object, ...], kwargs: 
 # ------------------------------------------------------------------------------------------------ new tensors
 
 
-def _new_layout(spec: TensorSpec, shape: Sequence[Size]) -> TensorSpec:
-    return TensorSpec(tuple(shape), contiguous_strides(shape), spec.dtype, spec.device)
-
-
 def _is_contiguous(spec: TensorSpec) -> bool:
     return 0 not in spec.shape and spec.stride == contiguous_strides(spec.shape)
 
@@ -358,7 +354,7 @@ def _clone(spec: TensorSpec, *, memory_format: object = None) -> TensorSpec | No
         return None
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         return None
-    return _new_layout(spec, spec.shape)
+    return _new(spec.shape, spec)
 
 
 def _sum(spec: TensorSpec, dims: Any, keepdim: bool = False) -> TensorSpec | None:
@@ -368,7 +364,7 @@ def _sum(spec: TensorSpec, dims: Any, keepdim: bool = False) -> TensorSpec | Non
     if len(summed) != len(dims):
         return None
     shape = [1 if dim in summed else size for dim, size in enumerate(spec.shape) if keepdim or dim not in summed]
-    return _new_layout(spec, shape)
+    return _new(shape, spec)
 
 
 _OF_ONE: dict[object, Callable[..., object]] = {aten.clone.default: _clone, aten.sum.dim_IntList: _sum}

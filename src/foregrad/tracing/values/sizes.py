@@ -18,7 +18,7 @@ import torch
 
 from ..._torch.graphs import symbol_of
 from ..._torch.symbols import Size, SymbolTable, TracedInt, concrete, same_numbers
-from ...graph.meta import TensorSpec, contiguous_strides, following_strides
+from ...graph.meta import TensorSpec, contiguous_strides, following_strides, memory_order, strides_in_order
 from ...graph.signature import SizeSymbol
 from ..tape.tape import Entry, entries_in
 from .numbers import Numbers
@@ -75,7 +75,7 @@ class OpenCall:
         if first.shape[dim] < 2:
             raise SizeDivergedError(f"`{self.op}` gave the size {first.shape[dim]}; this size has a separate graph")
         for value, order in zip(result if index is not None else (result,), self.layouts, strict=True):
-            if order is not None and not _is_dense(value, order):
+            if order is not None and value.stride() != strides_in_order(value.shape, order):
                 raise SizeDivergedError(f"`{self.op}` gave strides {value.stride()}, not in the order of the capture")
         return result
 
@@ -97,18 +97,8 @@ def _shape_of(value: object) -> tuple[object, ...] | None:
 
 def _memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The dimensions, outermost first, of densely lying elements."""
-    strides = tensor.stride()
-    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
-    return order if _is_dense(tensor, order) else None
-
-
-def _is_dense(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
-    step = 1
-    for dim in reversed(order):
-        if tensor.stride(dim) != step:
-            return False
-        step *= tensor.shape[dim]
-    return True
+    order = memory_order(TensorSpec.of(tensor))
+    return order if tensor.stride() == strides_in_order(tensor.shape, order) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
