@@ -211,6 +211,15 @@ def test_a_value_that_depends_on_no_input_is_known(make):
     ]
 
 
+def test_a_compiled_call_does_not_know_it_as_eager_does_not():
+    def scaled(x):
+        return x * torch.ones(3, device=x.device).sum().item()
+
+    for call in (scaled, foregrad.compile(scaled, backend="eager")):
+        with pytest.raises(RuntimeError, match=r"cannot be called on meta tensors|has no values"):
+            call(torch.empty(3, device="meta"))
+
+
 # ------------------------------------------------------------------------------------------------- values that are said
 
 ASKING = {

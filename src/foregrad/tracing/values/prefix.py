@@ -195,8 +195,10 @@ def evaluate(recorder: Recording, func: Any, args: Sequence[object], kwargs: Map
     entry_args = recorder.to_entries(args)
     entry_kwargs = recorder.to_entries(kwargs)
     operands = [*entries_in(entry_args), *entries_in(entry_kwargs)]
-    if not all(map(is_constant, operands)) or (returns_tensors(func) and any(map(_is_on_meta, operands))):
+    if not all(map(is_constant, operands)):
         return False, None
+    if any(map(_is_on_meta, operands)) and (returns_tensors(func) or recorder.host.takes_output):
+        return False, None  # a compiled call raises, as eager does; a capture foresees
     with torch.no_grad():
         real_args = map_entries(entry_args, evaluate_entry)
         real_kwargs = map_entries(entry_kwargs, evaluate_entry)
