@@ -32,7 +32,7 @@ from .lifted import StatePlace
 from .objects import is_plain_object
 from .own_writes import is_made
 from .program_state import ATOMS, ProgramState
-from .reads import TABLES, Reads, ReadSite, keys_in
+from .reads import TABLES, Reads
 
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]
@@ -188,13 +188,6 @@ def grows(holder: Holder) -> bool:
     if holder.step in TABLES or type(holder.target) not in _KINDS or holder.style == "attr":
         return False
     return len(holder.target) != len(holder.before) or holder.kind is DEQUE
-
-
-def has_grown(site: ReadSite) -> bool:
-    """Whether a user's container has more items than at a capture."""
-    if site.keys is None or site.style != "item" or type(site.holder) not in _KINDS:
-        return False
-    return len(site.keys) < len(keys_in(site.holder))
 
 
 def replaced(holder: Holder) -> Iterator[Any]:

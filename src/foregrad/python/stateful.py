@@ -16,7 +16,6 @@ from ..graph.source import Names, attribute, compile_source, item, literal
 from ..runtime.lines import LineWriter
 from ..tracing.tape.again import ArgumentsDiffer
 from .effects import CallMethod
-from .journals import has_grown
 from .lifted import Draw, Lifted, StatePlace, lifted_places, place_of
 from .program_state import ProgramState
 
@@ -73,17 +72,9 @@ def _tensors_of_other_sizes(specialization: Specialization) -> Iterator[StatePla
 
 
 def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
-    """The places of containers that a graph adds to without reading them, or that have grown since the
-    capture: the next capture tells whether the program reads these containers.
-    """
-    writes, sites = specialization.signature.effects.python_writes, specialization.watch.places
-    own = {(id(write.target), write.key) for write in writes if isinstance(write, CallMethod) and write.kind != "self"}
-    return own | {
-        (id(site.holder), key)
-        for value in filter(has_grown, sites)
-        for site in sites
-        for key in site.keys_of(value.holder)
-    }
+    """The places of containers that a graph adds to without reading them."""
+    writes = specialization.signature.effects.python_writes
+    return {(id(write.target), write.key) for write in writes if isinstance(write, CallMethod) and write.kind != "self"}
 
 
 def render_stateful(

@@ -65,6 +65,7 @@ class CustomFunctions(Aspect):
         self._applied: dict[Any, None] = {}
         self._inside: set[Any] = set()  # a backward inside the function has come to them
         self._seen: set[Any] = set()  # a backward outside has
+        self._held: set[Any] = set()  # a context holds an object that was there before
         self._contexts: list[tuple[Any, dict[str, Any]]] = []
 
     def is_region(self, cls: Any) -> bool:
@@ -83,7 +84,10 @@ class CustomFunctions(Aspect):
         if cls in self._seen or cls in differentiated_twice:
             return
         self._seen.add(cls)
-        if reads_state(cls.backward, self.host.met):
+        if not reads_state(cls.backward, self.host.met):
+            if cls in self._held:
+                raise _held_in(cls, "an object that was there before")
+        else:
             if cls in self._inside:
                 raise looks_inside(cls.__name__, "and in one outside")
             if any(_backward(other) is _backward(cls) for other in self.regions):  # each run makes one
@@ -98,12 +102,17 @@ class CustomFunctions(Aspect):
         self._seen.update(self._applied)
 
     def applied(self, cls: Any, node: Any) -> None:
-        """Raise where the backward reads an object of its context that is older than the call: it may change then."""
+        """Note where the backward reads an object of its context that is older than the call: it may change before a
+        backward outside. Raise where that is not asked later.
+        """
         context = {} if node is None else vars(node)
-        if node is not None and cls in self._applied and self.may_run:
+        is_asked = node is not None and cls in self._applied and self.may_run and cls not in differentiated_twice
+        if is_asked:
             node.register_prehook(functools.partial(self._begins, cls))
         if cls in self._applied and holds_state(context, getattr(cls, "backward", None), self.host.met):
-            raise _held_in(cls, "an object that was there before")
+            if not is_asked:
+                raise _held_in(cls, "an object that was there before")
+            self._held.add(cls)
         self._contexts += [(cls, context)] if cls in self._applied else []
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
