@@ -8,7 +8,6 @@ each side. Caches of operators' results are emptied before each.
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ from functorch import compile as torch_compile
 
 import foregrad
 from benchmarks.capture import forget
-from benchmarks.common import Section, interleaved_once, ratio
+from benchmarks.common import Section, collect_models, interleaved_once, ratio
 from benchmarks.models import build, first_tensor
 
 __all__ = ["collect"]
@@ -70,13 +69,5 @@ def collect(names: list[str], rounds: int = 5) -> Section:
     return section
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=DEFAULT)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    collect(options.models, options.rounds)
-
-
 if __name__ == "__main__":
-    main()
+    collect_models(__doc__, collect, DEFAULT)

@@ -6,6 +6,7 @@ Things compared run in turns in one process, so that a slow minute slows all of 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import gc
 import json
@@ -21,7 +22,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["Section", "Timing", "environment", "interleaved_calls", "interleaved_once", "ratio", "write_results"]
+__all__ = [
+    "Section",
+    "Timing",
+    "collect_models",
+    "environment",
+    "interleaved_calls",
+    "interleaved_once",
+    "ratio",
+    "write_results",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,3 +183,12 @@ def write_results(sections: Sequence[Section], folder: Path) -> None:
         fields = {f.name: kept[f.name] for f in dataclasses.fields(Section)}
         texts += [Section(**fields).markdown(), f"*{place}*", ""]
     page.write_text("\n".join([*texts, *own]))
+
+
+def collect_models(description: str | None, collect: Callable[[list[str], int], Section], models: list[str]) -> None:
+    """The command of a benchmark with a row for each model: names of models, and `--rounds`. `models`: without names."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=models)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    collect(options.models, options.rounds)

@@ -8,7 +8,6 @@ inside the part, and has two readings of the clock for each call.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import gc
 import statistics
@@ -20,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.capture import DEFAULT, forget, our_capture
-from benchmarks.common import Section
+from benchmarks.common import Section, collect_models
 from foregrad.python.own_writes import OwnWrites
 from foregrad.python.program_state import ProgramState
 from foregrad.python.reads import Reads
@@ -114,13 +113,5 @@ def collect(names: list[str], rounds: int = 5) -> Section:
     return section
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=DEFAULT)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    collect(options.models, options.rounds)
-
-
 if __name__ == "__main__":
-    main()
+    collect_models(__doc__, collect, DEFAULT)
