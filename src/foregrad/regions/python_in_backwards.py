@@ -84,18 +84,20 @@ class CustomFunctions(Aspect):
         if cls in self._seen or cls in differentiated_twice:
             return
         self._seen.add(cls)
-        if not reads_state(cls.backward, self.host.met):
-            if cls in self._held:
-                raise _held_in(cls, "an object that was there before")
-        else:
-            if cls in self._inside:
-                raise looks_inside(cls.__name__, "and in one outside")
-            if any(_backward(other) is _backward(cls) for other in self.regions):  # each run makes one
-                raise _held_in(cls, "an object that was there before")
-            # All at once: a region that has run is not undone by a further run.
-            late = [c for c in self._applied if c not in self._inside and c not in differentiated_twice]
-            self.regions |= {c for c in late if reads_state(getattr(c, "backward", None), self.host.met)}
-            raise CaptureAgain  # the next run looks at its state before
+        if reads_state(cls.backward, self.host.met):
+            self._make_regions(cls)
+        if cls in self._held:
+            raise _held_in(cls, "an object that was there before")
+
+    def _make_regions(self, cls: Any) -> NoReturn:
+        """Make regions of all Functions with a backward that reads state, for a next run: a region is never undone."""
+        if cls in self._inside:
+            raise looks_inside(cls.__name__, "and in one outside")
+        if any(_backward(other) is _backward(cls) for other in self.regions):  # each run makes one
+            raise _held_in(cls, "an object that was there before")
+        late = [c for c in self._applied if c not in self._inside and c not in differentiated_twice]
+        self.regions |= {c for c in late if reads_state(getattr(c, "backward", None), self.host.met)}
+        raise CaptureAgain
 
     def finished(self, run: Finished) -> None:
         """Later traces of the backward ask nothing: the run is over."""
