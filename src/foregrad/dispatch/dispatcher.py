@@ -341,7 +341,8 @@ class Dispatcher:
 
     def _is_full(self) -> bool:
         """Whether a comparison of a call with the graphs would hardly lead to a further one."""
-        return self.graphs.vain == math.inf or len(self.specializations) >= self.config.recompile_limit
+        is_full = self.graphs.vain == math.inf or len(self.specializations) >= self.config.recompile_limit
+        return is_full or self.fallbacks.only_raises
 
     def _lift(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], draws: tuple[LeadingPlace, ...] = ()
