@@ -144,12 +144,9 @@ def _tell(writing: Sequence[int], error: BaseException) -> None:
     file = at.tb_frame.f_code.co_filename
     while at.tb_next is not None and at.tb_next.tb_frame.f_code.co_filename == file:  # in a part
         at = at.tb_next
-    count = bisect_right(writing, at.tb_lineno)
-    if not count:
-        return
-    tell_of_writes(
-        error, f"up to {count} of {len(writing)} writes to parameters or other tensors of the caller were made"
-    )
+    if count := bisect_right(writing, at.tb_lineno):
+        made = f"up to {count} of {len(writing)} writes to parameters or other tensors of the caller were made"
+        tell_of_writes(error, made)
 
 
 class _Writer:
@@ -187,9 +184,7 @@ class _Writer:
                 self.names[node] = allocate.fresh(node.name)
         self.returned = _nodes_in(self.results)
         self.read = {*_nodes_in(results), *itertools.chain.from_iterable(self.operands.values())}
-        self.unused = allocate.fresh("_")
-        self.args = allocate.fresh("args")
-        self.operand_list = allocate.fresh("given")
+        self.unused, self.args, self.operand_list = map(allocate.fresh, ("_", "args", "given"))
         self.regions: dict[torch.fx.GraphModule, BoxedFunction] = {}
         if example_inputs is not None and len(example_inputs) == len(self.placeholders):
             self.calls.learn(self.placeholders, example_inputs)
