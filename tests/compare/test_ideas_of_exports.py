@@ -15,6 +15,7 @@ from torch.fx import traceback
 
 import foregrad
 from foregrad.errors import UnsupportedError
+from tests.joints.programs import whole_regions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 aten = torch.ops.aten
@@ -309,7 +310,7 @@ def marks(door: Any) -> list[str]:
 
     torch._dynamo.reset()
     x = torch.ones(2, 3, requires_grad=True)
-    with torch._dynamo.config.patch(inline_single_use_invoke_subgraph=False), traceback.preserve_node_meta():
+    with whole_regions(), traceback.preserve_node_meta():
         module = dynamo_graph_capture_for_export(Regions())(x)
     with torch._guards.tracing(module.meta.get("tracing_context")), contextlib.ExitStack() as stack:
         graph = door.aot_export_joint_with_descriptors(stack, module, (x,)).graph_module
