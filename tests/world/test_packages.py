@@ -52,6 +52,9 @@ def inner_draws():
 def draws(x):
     return x * inner_draws()
 
+def never_draws(x):
+    return x * 2 if x is not None else draws(x)
+
 def draws_by_module(x):
     return x * random.random()
 
@@ -237,3 +240,19 @@ def test_an_object_unknown_to_a_partial_walk_is_looked_for_in_a_whole_one(packag
     partial = ProgramState([(module.counts, "counts")], is_whole=False)
     assert not partial.has_met(module.Kept) and partial.knows(module.Kept)
     assert not partial.knows(object())
+
+
+class _Result:
+    def __init__(self, value):
+        self.value = value
+
+
+def test_a_function_that_draws_is_in_its_place_again_where_it_is_found_after_the_call(package):
+    module = package()
+
+    def step(x):
+        return _Result(module.never_draws(x))
+
+    result = foregrad.compile(step, backend="eager", on_unsupported="raise")(torch.ones(3, requires_grad=True))
+    assert result.value.tolist() == [2.0, 2.0, 2.0]
+    assert module.draw is module.random.random

@@ -56,7 +56,6 @@ from .opaque import DRAWN, is_cached_function, is_random_generator, results_of, 
 from .reads import TABLES, VIEWS
 from .tensor_places import TensorPlaces
 
-_MOST_VISITS = 200_000
 _LARGE = 10_000  # a container with more items is not looked into
 _MOST_BYTES = 1 << 20  # of a buffer that is copied
 ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorType}
@@ -271,9 +270,6 @@ class ProgramState:
                     self.places.add(value, parent, step)
                 continue
             seen[id(value)] = value
-            if len(seen) > _MOST_VISITS:
-                queue.clear()
-                return
             try:
                 action = actions[cls]
             except KeyError:
