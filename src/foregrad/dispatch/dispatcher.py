@@ -256,8 +256,7 @@ class Dispatcher:
 
     def recompiles(self) -> Recompiles:
         """Every compilation so far with its reasons, and the calls that ran eagerly."""
-        entries = [*self.refusals.entries, *self.transformed.refusals.entries]
-        eager = tuple(map(dataclasses.replace, entries))
+        eager = tuple(map(dataclasses.replace, (*self.refusals.entries, *self.transformed.refusals.entries)))
         own = Recompiles(self.name, tuple(self.compilations), eager)
         for inner in self.inner():
             own = own.then(inner.recompiles())
@@ -341,8 +340,8 @@ class Dispatcher:
 
     def _is_full(self) -> bool:
         """Whether a comparison of a call with the graphs would hardly lead to a further one."""
-        is_full = self.graphs.vain == math.inf or len(self.specializations) >= self.config.recompile_limit
-        return is_full or self.fallbacks.only_raises
+        is_over = self.graphs.vain == math.inf or self.fallbacks.only_raises
+        return is_over or len(self.specializations) >= self.config.recompile_limit
 
     def _lift(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], draws: tuple[LeadingPlace, ...] = ()

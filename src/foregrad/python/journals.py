@@ -1,9 +1,9 @@
-"""Containers that a run only adds to: the additions are noted, and compiled calls make them to the present contents.
+"""Containers that a run only adds to: the additions are noted, and compiled calls add to the present contents.
 
 A list that grows by an item in each call differs in each: guards on its items would fail every time. A run that changes
 a container's number of items is repeated with a stand-in for the container, see `Notes`. Methods that give nothing
-(`append`, `update`, ...) and items that are set are noted, in order. For any other question to the stand-in, from
-Python or an extension, the run needs an answer: then it is repeated once more without.
+(`append`, `update`, ...) and items that are set are noted, in order. For a further question to the stand-in, from
+Python or an extension, the run needs an answer: then the run is repeated once more without.
 
 A run that replaces a user's object is treated likewise: without questions to the old object, any object of its class
 may be there.
@@ -89,7 +89,7 @@ class Notes:
         raise UnsupportedSideEffectError("a container that grows is read")  # nobody sees it: the run is repeated
 
     def item(self, key: Any) -> Any:
-        """The item at a key or a negative index, if the last calls of this run put it there."""
+        """The item at a key or a negative index, added by the last calls of this run."""
         is_list, left = isinstance(self.real, _LISTS), -key if type(key) is int else 0
         length = getattr(self.real, "maxlen", None)
         known = left > 0 and (length is None or left <= length) if is_list else is_plain(key)
@@ -111,7 +111,7 @@ class Notes:
         self.calls.append((name, args))
 
     def _snapshot(self, values: Any) -> Any:
-        """An iterable's present items, as `extend` and `update` see them."""
+        """An iterable's present items, for `extend` and `update`."""
         if isinstance(self.real, dict) and hasattr(values, "keys"):
             return {key: values[key] for key in values.keys()}  # noqa: SIM118 - as `update` does
         return list(values)
