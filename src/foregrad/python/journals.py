@@ -89,7 +89,7 @@ class Notes:
         raise UnsupportedSideEffectError("a container that grows is read")  # nobody sees it: the run is repeated
 
     def item(self, key: Any) -> Any:
-        """The item at a key or a negative index, added by the last calls of this run."""
+        """The item at a key or a negative index, added by the last calls."""
         is_list, left = isinstance(self.real, _LISTS), -key if type(key) is int else 0
         length = getattr(self.real, "maxlen", None)
         known = left > 0 and (length is None or left <= length) if is_list else is_plain(key)
