@@ -15,13 +15,14 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from .._torch.fakes import new_fake
 from .._torch.graphs import depending_on, is_random, make_graph_module, needed_by, piece, symbol_of, symbols_in
 from .._torch.instead import replayed
 from .._torch.ops import OpOverload
 from .._torch.symbols import map_symbolic, write_expression
 from ..errors import UnsupportedError
 from ..graph.calls import call_of
-from ..graph.meta import TensorSpec, spec_of
+from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.signature import GradientPaths
 
 aten = torch.ops.aten
@@ -203,17 +204,24 @@ def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> fx.Node:
         contiguous = spec.fresh(spec.shape)
         shape, stride = map_symbolic(list(spec.shape), sizes.node), map_symbolic(list(spec.stride), sizes.node)
         zeros = graph.call_function(aten.full.default, (shape, 0), {"dtype": spec.dtype, "device": spec.device})
-        zeros.meta = {"spec": contiguous}
+        zeros.meta = _described(contiguous, node)
         if spec.stride == contiguous.stride:
             return zeros
         empty = graph.call_function(
             aten.empty_strided.default, (shape, stride), {"dtype": spec.dtype, "device": spec.device}
         )
-        empty.meta = {"spec": spec}
+        empty.meta = _described(spec, node)
         laid_out = graph.call_function(aten.copy.default, (empty, zeros))
-        laid_out.meta = {"spec": spec}
+        laid_out.meta = _described(spec, node)
         return laid_out
     raise NotImplementedError(f"zeros for {node.format_node()}")
+
+
+def _described(spec: TensorSpec, like: fx.Node) -> NodeMeta:
+    def fake() -> torch.Tensor:
+        return new_fake(like.meta["val"].fake_mode, spec.shape, spec.stride, spec.dtype, spec.device)
+
+    return NodeMeta({"spec": spec}, late={"val": fake})
 
 
 class _Sizes:
