@@ -78,7 +78,7 @@ def _(wrap):
         wrap(function)(ONES(3))
 
 
-@eager("it calls a module of TorchScript's", errors.UnsupportedOpError)
+@eager("it calls a function or module of TorchScript's", errors.UnsupportedOpError)
 def _(wrap):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
