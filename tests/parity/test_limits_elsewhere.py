@@ -78,6 +78,11 @@ def _(wrap):
         wrap(function)(ONES(3))
 
 
+@eager("it makes a random generator of PyTorch's", errors.UnsupportedSideEffectError)
+def _(wrap):
+    wrap(lambda x: x * torch.rand(3, generator=torch.Generator().manual_seed(4)))(ONES(3))
+
+
 @eager("it calls a function or module of TorchScript's", errors.UnsupportedOpError)
 def _(wrap):
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""TorchScript inside of captured functions: it runs by a plan that no recorder sees. Checked on torch 2.13.0."""
+"""TorchScript inside of captured functions: no recorder sees its plans run. Checked on torch 2.13.0."""
 
 from __future__ import annotations
 
