@@ -148,6 +148,33 @@ def test_a_dropout_that_drops_nothing_stays_where_nobody_writes_to_its_memory(
         torch.testing.assert_close(one, eager, rtol=0, atol=0)
 
 
+class Marked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.layers[0](x)
+        with torch.fx.traceback.annotate({"stage": 1}):
+            return (nn.functional.gelu(self.layers[1](x)).mul_(2),)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_nodes_say_their_modules_and_lines_as_pytorchs_do_and_have_marks(dynamic: bool) -> None:
+    given = (torch.randn(2, 3),)
+    graph, _ = foregrad.aot_export_module(Marked(), given, trace_joint=False, pre_dispatch=True, dynamic_shapes=dynamic)
+    with torch.no_grad():
+        expected, _ = theirs(Marked(), given, trace_joint=False, pre_dispatch=True)
+
+    def said(module: torch.fx.GraphModule) -> list[Any]:
+        calls = [n for n in module.graph.nodes if n.op == "call_function" and "size" not in n.name]
+        return [(n.target, n.meta["nn_module_stack"], n.meta["stack_trace"].strip()) for n in calls]
+
+    assert said(graph) == said(expected)
+    marks = [node.meta.get("custom") for node in graph.graph.nodes if node.op == "call_function"]
+    assert [mark for mark in marks if mark] == [{"stage": 1}] * 3
+
+
 def test_sizes_may_vary() -> None:
     module = Block().eval()
     ids = torch.randint(0, 11, (2, 5))

@@ -6,6 +6,12 @@ import torch
 from torch import nn
 
 
+def whole_regions():
+    """Dynamo leaves a nested compile region as an operator, though it is used once; since 2.12 a setting says so."""
+    name = "inline_single_use_invoke_subgraph"
+    return torch._dynamo.config.patch({name: False} if hasattr(torch._dynamo.config, name) else {})
+
+
 class Plain(nn.Module):
     def __init__(self):
         super().__init__()

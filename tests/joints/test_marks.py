@@ -14,7 +14,7 @@ from torch.fx import traceback
 import foregrad
 from foregrad import descriptors
 from foregrad.descriptors import BufferAOTInput, ParamAOTInput
-from tests.joints.programs import held_by
+from tests.joints.programs import held_by, whole_regions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -291,6 +291,17 @@ def test_a_custom_operator_has_the_line_of_the_program(by_dynamo):
     assert "self._opoverload" not in text
 
 
+def test_paths_of_modules_begin_at_the_module():
+    jd, _ = exported(Two(), (torch.randn(4, 3, requires_grad=True),))
+    paths = {
+        (node.name.partition("_")[0], list(modules.values())[-1][0])
+        for node in calls(jd)
+        if (modules := node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack"))
+        if "mm" in node.name
+    }
+    assert paths == {("addmm", "self.first"), ("addmm", "self.second"), ("mm", "self.first"), ("mm", "self.second")}
+
+
 def test_indices_of_inputs_that_stay_where_they_are():
     graph = dynamo_graph_capture_for_export(Linear())(torch.randn(4, 3))
     context = torch._guards.TracingContext(graph.meta["fake_mode"])
@@ -316,7 +327,7 @@ def test_a_nested_compile_region_has_its_marks():
                 z = self.inner(x)
             return z - 1
 
-    with torch._dynamo.config.patch(inline_single_use_invoke_subgraph=False):
+    with whole_regions():
         x = torch.randn(4, 3, requires_grad=True)
         jd, run = exported(Outer(), (x,), by_dynamo=True)
     (sub,) = found(jd, torch.ops.aten.sub.Tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 from pathlib import Path
@@ -195,6 +196,150 @@ ROWS = {
     "calls": called_with_a_list,
     "when": backward_is_compiled_late,
 }
+
+
+# ------------------------------------------------------------------------------------- the rows that the suite's graphs keep
+
+
+def is_of_sizes(target, value):
+    return isinstance(value, (torch.SymInt, int)) and target.__module__ in {"_operator", "math", "torch"}
+
+
+def broken_rows(gm, example_inputs):
+    """What a graph of the suite has against the table."""
+    for node in gm.graph.nodes:
+        target, value = node.target, node.meta.get("val")
+        if node.op == "output":
+            continue
+        if node.op != "get_attr" and "val" not in node.meta:
+            yield f"{target} has no value"
+        if isinstance(value, FakeTensor) and value.layout is torch.strided and node.op != "get_attr":
+            numbers = (*value.shape, *value.stride())
+            said = node.meta.get("tensor_meta")
+            if all(type(n) is int for n in numbers) and (*said.shape, *said.stride) != numbers:
+                yield f"tensor_meta of {target} is {said}"
+        if node.op == "call_function" and isinstance(target, torch._ops.OpOverload):
+            if target._schema.is_mutable and target is not torch.ops.aten.copy_.default:
+                yield f"{target} writes"
+        elif node.op == "call_function" and target is not operator.getitem and not is_of_sizes(target, value):
+            yield f"{target} is no operator"
+    examples = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    if any(one is not other for one, other in zip(examples, example_inputs, strict=True)):
+        yield "an example is no value of a placeholder"
+
+
+def test_each_graph_of_the_suite_keeps_the_contract():
+    """Gradients of parts, writes, views, symbolic sizes: more kinds of graphs than the rows above see."""
+    broken, graphs = [], 0
+
+    def compiler(gm, example_inputs):
+        nonlocal graphs
+        graphs += 1
+        broken.extend(broken_rows(gm, example_inputs))
+        return foregrad.make_boxed_func(gm.forward)
+
+    report = foregrad.testing.check_compiler(compiler, only="[!mo]*")  # models and operators take long
+    assert report.ok, report
+    assert graphs > 150
+    assert broken == []
+
+
+def half_asked(x, y):
+    x[1] = y
+    return x.sum() * y
+
+
+def test_zeros_in_the_place_of_a_missing_gradient_have_values():
+    """The written tensor gets no gradient here: the backward begins with zeros that no node of the capture made."""
+    broken = []
+
+    def compiler(gm, example_inputs):
+        broken.extend(broken_rows(gm, example_inputs))
+        return foregrad.make_boxed_func(gm.forward)
+
+    for x in (torch.ones(2, 3), torch.ones(3, 2).t()):
+        y = torch.ones(3, requires_grad=True)
+        foregrad.aot_function(half_asked, compiler)(x * 1, y).sum().backward()
+        assert broken == []
+
+
+def test_a_visible_result_in_other_strides_is_a_fault_that_says_so():
+    def compiler(gm, example_inputs):
+        def run(*args):
+            results = gm(*args)
+            return [r.mT.contiguous().mT if isinstance(r, torch.Tensor) and r.dim() > 1 else r for r in results]
+
+        return run
+
+    report = foregrad.testing.check_compiler(compiler, only="fusions/a sum and a ReLU")
+    (fault,) = report.faults
+    assert "expected: strides (4, 1); got: (1, 3)" in fault.detail
+
+
+# --------------------------------------------------------------------------------------------- the contract of a partition
+
+
+class Split:
+    """A partition that keeps what it is given and what it gives."""
+
+    def __init__(self):
+        self.joint = self.halves = None
+
+    def partition(self, joint, inputs, *, num_fwd_outputs, static_lifetime_input_indices=None):
+        self.joint, self.count, self.static = copy_of(joint), num_fwd_outputs, static_lifetime_input_indices
+        self.halves = foregrad.default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
+        return self.halves
+
+
+def copy_of(gm):
+    return fx.GraphModule(gm, copy.deepcopy(gm.graph))
+
+
+def names(gm, op="placeholder"):
+    return [node.name for node in nodes(gm, op)]
+
+
+class Mean(nn.Module):
+    """Its backward needs a size, and no tensor of that size."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x, y):
+        return (x.mean() * self.weight, y)
+
+
+@pytest.mark.parametrize(("kind", "dynamic"), [(Net, False), (Mean, True)])
+def test_a_partition_gets_and_gives_what_the_page_says(kind, dynamic):
+    split, net = Split(), kind()
+    args = (torch.randn(3, 4, requires_grad=True), torch.randn(3, 5))
+    foregrad.aot_module(net, foregrad.nop, partition_fn=split.partition, dynamic=dynamic)(*args)
+    forward, backward = split.halves
+    primals = [f"primals_{i + 1}" for i in range(len(names(forward)))]
+    assert names(split.joint) == [*primals, *[n for n in names(split.joint) if n.startswith("tangents_")]]
+    assert len(outputs(split.joint)) == split.count + len(primals)
+    assert names(forward) == primals
+    saved = outputs(forward)[split.count :]
+    sizes = [n.name for n in saved if not isinstance(n.meta["val"], torch.Tensor)]
+    tensors = [n.name for n in saved if isinstance(n.meta["val"], torch.Tensor)]
+    tangents = names(split.joint)[len(primals) :]
+    assert names(backward) == [*sizes, *tensors, *tangents]
+    assert len(outputs(backward)) == len(primals)
+    assert bool(sizes) == dynamic
+    held = len([*net.parameters(), *net.buffers()])
+    assert split.static == list(range(held))
+
+
+def test_the_suite_calls_a_partition_without_parameters_that_it_does_not_have():
+    def partition(joint, inputs, *, num_fwd_outputs):
+        return foregrad.default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
+
+    report = foregrad.testing.check_partitioner(partition, only="gradients/None*")
+    assert report.counts["passed"] == len(report.findings)
+
+
+# --------------------------------------------------------------------------------------------- the table and the doors
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -204,8 +204,8 @@ class Contract:
 
     def _fail(self, expected: PromisedResult, expected_value: object, actual: object) -> None:
         raise BackendError(
-            f"{self._named()} returned a value for `{expected.name}` that differs from the graph's.\n  expected: "
-            f"{expected_value}\n  got:      {actual}"
+            f"{self._named()} returned a value for `{expected.name}` that differs from the graph's "
+            f"(expected: {expected_value}; got: {actual})."
         )
 
     def _named(self) -> str:
@@ -220,7 +220,7 @@ class Contract:
             message = f"{self._named()} returned `{self.results[i].name}` in memory that is {what}, not its own"
             is_certain = what != _HELD  # the holder may be a list of all results
             if self.always and not self.is_own and is_certain:
-                raise BackendError(f"{message}.\n  expected: memory of its own\n  got:      {what}")
+                raise BackendError(f"{message}.")
             level = logging.WARNING if is_certain and not self.is_own else logging.DEBUG
             log.log(level, "%s; it is copied in each call", message)
         repairs: Repairs = {}

@@ -18,7 +18,9 @@ import torch
 from torch import fx, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 
+from .._torch.dynamo import source_lines
 from .._torch.engine import TorchFunctionMode, current_dispatch_mode, without_modes, without_torch_functions
 from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import is_higher_order
@@ -29,7 +31,9 @@ from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..frontend.tree import flatten
 from ..graph.meta import TensorSpec
+from ..identity import attributed
 from ..tracing.tape.opinfo import op_info
+from ..tracing.tape.origin import stands_for
 
 aten = torch.ops.aten
 _WRITES = {aten.batch_norm.default, aten.instance_norm.default, aten._batch_norm_impl_index.default}  # statistics
@@ -83,9 +87,13 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
     known = [*held.values(), *tensors]
     fakes = fake_mode_of(known)
     how: Any = "real" if fakes is not None else "symbolic" if dynamic else "fake"
-    with fakes or contextlib.nullcontext(), torch.no_grad():
-        graph = make_fx(on_tensors, tracing_mode=how, pre_dispatch=True)(*known)
+    traced = attributed(on_tensors, _orig_mod=mod)  # where the tracer looks for the module whose parts it names
+    told: Any = {"record_module_stack": True, "record_stack_traces": True}
+    with fakes or contextlib.nullcontext(), torch.no_grad(), preserve_node_meta():
+        graph = make_fx(traced, tracing_mode=how, pre_dispatch=True, **told)(*known)
     _check(graph)
+    if (lines := source_lines(graph)) is not None:
+        stands_for(*lines)
     own = list(held.values())
 
     def above(*args: Any, **kwargs: Any) -> Any:

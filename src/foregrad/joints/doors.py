@@ -190,8 +190,10 @@ def _call(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat
         if lines is not None:
             stands_for(*lines)
 
+    self = mod  # paths of modules begin with this name, as in graphs of `aot_module`
+
     def call_module(*args: Any, **kwargs: Any) -> Any:
-        return mod(*args, **kwargs)
+        return self(*args, **kwargs)
 
     return flatten_call(call_module, args, kwargs)
 

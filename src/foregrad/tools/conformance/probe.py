@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -78,6 +79,7 @@ class Probe:
     def noting_refusals(self, partition: Callable[..., Any]) -> Callable[..., Any]:
         """The partition; its errors are kept as `refused`."""
 
+        @functools.wraps(partition, updated=())  # it is called with the arguments that its signature has
         def split(joint: fx.GraphModule, *args: Any, **settings: Any) -> Any:
             try:
                 return partition(joint, *args, **settings)
@@ -85,7 +87,6 @@ class Probe:
                 self.refused = joint, GraphRole("joint"), error
                 raise
 
-        split.__module__ = getattr(partition, "__module__", None) or "partition"
         return split
 
     def _compiled(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
