@@ -639,7 +639,7 @@ ELSEWHERE = {
     "it logs, and code of a handler of your own": "tests/python/test_handlers_of_logs.py",
     "`torch.nn.functional.bilinear` or `torch.linalg.pinv` runs under": "tests/parity/test_mixed_dtypes.py",
     "with Inductor, an argument is written several times": "the programs here have eager's kernels",
-    "after the call, memory that autograd has saved": "tests/parity/regressions_aliases.py: it takes a saved copy",
+    "after the call, the program writes through `.data`": "tests/parity/regressions_aliases.py: it takes a saved copy",
     "an error lies behind an input": "tests/functions/programs_once.py",
     "a gradient comes in laid out otherwise": "rounding of kernels",
     "it calls `type` under a second name": "tests/parity/test_types_asked.py",
