@@ -173,11 +173,11 @@ def is_float_text(text: str) -> bool:
 
 def split_reason(text: str) -> tuple[str, str, str]:
     """(reason, remedy, the user's line) from the text of a refusal."""
-    line = ""
+    text, line = line_last(text), ""
     if match := re.search(r" \(([^()]*:\d+ in .*)\)$", text):
         text, line = text[: match.start()], match[1]
     else:
-        place = re.search(r"(\S+:\d+ in \w+(?:: .*?(?= hands a| seeds|$))?)", text)
+        place = re.search(r"(\S+:\d+ in \w+(?:: .*$)?)", text)
         line = place[1] if place else ""
     sentences = re.split(r"(?<=[.!?]) (?=[A-Z`])", text.strip())
     if len(sentences) == 1:
@@ -231,7 +231,17 @@ def reason_of(function: Callable[..., object], name: str, error: BaseException) 
     line = _line_of(error) or _definition(function)
     if line and line.partition(" in ")[0] not in text:
         text += f" ({line})"
-    return with_cells(text)
+    return with_cells(line_last(text))
+
+
+def line_last(text: str) -> str:
+    """A message with the code that it quotes moved from the middle of its sentence to its end."""
+    for place in re.finditer(r" at ((\S+):(\d+) in [^\s:]+)", text):
+        code = linecache.getline(place[2], int(place[3])).strip()
+        quoted = f"{place[1]}: {code}"
+        if code and quoted in text and not text.endswith((quoted, f"{quoted})")):
+            return f"{text.replace(quoted, place[1])} ({quoted})"
+    return text
 
 
 def _cause_of(error: BaseException) -> str:

@@ -242,8 +242,7 @@ class Fallbacks:
     def _note_eager(self, error: UnsupportedError) -> None:
         """Note a call that can't be compiled since it changes state: in each call, or this once, to fill a cache."""
         self._fills += 1
-        if self._fills > _MOST_FILLS:
-            self.refusals.count_only(str(error))
+        self.refusals.count_only(str(error))
         if self._fills > self.config.recompile_limit and self.config.error_on_recompile_limit:
             raise error
         if self.fills_too_often or isinstance(error, TensorTextError):
