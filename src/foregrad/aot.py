@@ -113,7 +113,8 @@ def aot_function(
 
     A compiler takes (fx.GraphModule of ATen operators, example inputs) and returns a callable; one marked by
     `make_boxed_func` gets its arguments as one list. Unlike PyTorch's, the result checks every call against guards,
-    captures again if they fail, and takes closed-over tensors and parameters as inputs.
+    captures again if they fail, and takes closed-over tensors and parameters as inputs. `compiled_function` is a second
+    name of it.
 
     Args:
         fn: takes and returns tensors and plain values in nested containers.
@@ -460,8 +461,8 @@ def process_inputs(
     """A fake of `fake_mode` for each tensor and, with a `shape_env`, a symbolic integer for each Python integer.
 
     Fakes stay as they are, and so does everything else. A tensor that the current trace has made fake already gets the
-    same symbolic sizes. With `ignore_shape_env`, every size is a plain number. Raises `UnsupportedTensorError` for a fake of
-    another mode, and `UnsupportedError` for an opaque object (a TorchScript object, say), by its class.
+    same symbolic sizes. With `ignore_shape_env`, every size is a plain number. Raises `UnsupportedTensorError` for a
+    fake of another mode, and `UnsupportedError` for an opaque object (a TorchScript object, say), by its class.
 
     Examples:
         >>> import torch, foregrad

@@ -640,9 +640,9 @@ def numbers():
 @pytest.mark.parametrize(
     ("source", "take", "said"),
     [
-        (numbers(), next, "takes from source"),
-        (iter([1, 2, 3]), next, "takes from source"),
-        (itertools.count(), next, "takes from source"),
+        (numbers(), next, "takes from `source`"),
+        (iter([1, 2, 3]), next, "takes from `source`"),
+        (itertools.count(), next, "takes from `source`"),
         (itertools.cycle([1, 2]), next, "takes from source"),
     ],
 )

@@ -287,7 +287,9 @@ class GuardMaker:
         if not infos:
             return parts
         for info in infos:
-            name = said[symbols[info.symbol]] = slots[info.input] if info.dim is None else f"{slots[info.input]}.shape[{info.dim}]"
+            name = said[symbols[info.symbol]] = (
+                slots[info.input] if info.dim is None else f"{slots[info.input]}.shape[{info.dim}]"
+            )
             low, high = table.limits(info.symbol)
             test = range_text(table, info.symbol, symbols[info.symbol])
             parts[test] = Guard(test, name, f"from {low} to {high or 'any'}", symbols[info.symbol])

@@ -63,8 +63,9 @@ def plan(
 
     Raises:
         PlanError: an unknown device, a mesh that is not planned, several results with gradients and none called
-        `loss`, no parameter that requires gradients, an optimizer that needs values. BudgetError: no choice keeps to the budget that was asked for; the message has the least and what
-        holds it. UnsupportedDataDependentError: the model needs a value that is not there.
+        `loss`, no parameter that requires gradients, an optimizer that needs values. BudgetError: no choice keeps to
+        the budget that was asked for; the message has the least and what holds it. UnsupportedDataDependentError: the
+        model needs a value that is not there.
 
     Examples:
         >>> import torch, foregrad
