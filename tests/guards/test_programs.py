@@ -643,7 +643,7 @@ def numbers():
         (numbers(), next, "takes from `source`"),
         (iter([1, 2, 3]), next, "takes from `source`"),
         (itertools.count(), next, "takes from `source`"),
-        (itertools.cycle([1, 2]), next, "takes from source"),
+        (itertools.cycle([1, 2]), next, "takes from `source`"),
     ],
 )
 def test_an_iterator_that_is_used_up_is_refused(source, take, said):

@@ -107,15 +107,19 @@ class EagerCalls:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Recompiles:
-    """The compilations of one function, in order, and the calls that ran eagerly; `str()` gives a report."""
+    """The compilations of one function, in order, and the calls that ran eagerly; `str()` gives a report.
+
+    `filling`: calls that ran eagerly to fill a cache, so that later calls are compiled; they are not among `eager`.
+    """
 
     name: str
     entries: tuple[Recompile, ...]
     eager: tuple[EagerCalls, ...] = ()
+    filling: tuple[EagerCalls, ...] = ()
 
     @property
     def eager_calls(self) -> int:
-        """How many calls ran eagerly."""
+        """How many calls ran eagerly, without those of `filling`."""
         return sum(entry.count for entry in self.eager)
 
     def then(self, other: Recompiles) -> Recompiles:
@@ -124,7 +128,9 @@ class Recompiles:
             dataclasses.replace(entry, number=len(self) + entry.number, earlier=entry.earlier + (len(self) if i else 0))
             for i, entry in enumerate(other.entries)
         ]
-        return Recompiles(self.name, (*self.entries, *later), (*self.eager, *other.eager))
+        return Recompiles(
+            self.name, (*self.entries, *later), (*self.eager, *other.eager), (*self.filling, *other.filling)
+        )
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -142,7 +148,7 @@ class Recompiles:
             lines.append(
                 f"graphs {entries[0].number} to {entries[-1].number}: {name}: {count} values, {before} to {now}"
             )
-        return [*lines, *map(str, self.eager)]
+        return [*lines, *map(str, (*self.filling, *self.eager))]
 
     def __str__(self) -> str:
         times = {0: "not compiled yet", 1: "compiled once"}.get(len(self), f"compiled {len(self)} times")
