@@ -78,7 +78,12 @@ def _(wrap):
         wrap(function)(ONES(3))
 
 
-@eager("it calls a module of TorchScript's", errors.UnsupportedOpError)
+@eager("it makes a random generator of PyTorch's", errors.UnsupportedSideEffectError)
+def _(wrap):
+    wrap(lambda x: x * torch.rand(3, generator=torch.Generator().manual_seed(4)))(ONES(3))
+
+
+@eager("it calls a function or module of TorchScript's", errors.UnsupportedOpError)
 def _(wrap):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -232,23 +237,14 @@ def _(wrap):
     return torch.autograd.grad(wrap(function)(x), x)[0] + COUNTS["backwards"]
 
 
-@eager("a sparse gradient of", errors.UnsupportedLayoutError)
+@eager("a gradient is sparse", errors.UnsupportedLayoutError)
 def _(wrap):
-    def function(weight):
-        loss = nn.functional.embedding(torch.tensor([1, 2]), weight, sparse=True).sum()
-        return torch.autograd.grad(loss, weight)[0]
-
-    return wrap(function)(ONES(5, 3)).to_dense()
+    weight = ONES(5, 3)
+    wrap(lambda w: nn.functional.embedding(torch.tensor([1, 2]), w, sparse=True).sin())(weight).sum().backward()
+    return weight.grad.to_dense()
 
 
 # ------------------------------------------------------------------------------------------------ raised
-@raised("a sparse gradient is taken with", errors.UnsupportedLayoutError)
-def _(wrap):
-    weight = ONES(5, 3)
-    loss = wrap(lambda w: nn.functional.embedding(torch.tensor([1, 2]), w, sparse=True).sin().sum())(weight)
-    torch.autograd.grad(loss, weight, create_graph=True)
-
-
 @raised("a backward with `create_graph=True` writes", errors.UnsupportedMutationError)
 def _(wrap):
     x, apply = ONES(2), writing(lambda buffer, gradient: buffer.add_(gradient.sum())).apply

@@ -22,7 +22,7 @@ from ..config import Config
 from ..errors import EscapedTensorError, UnsupportedDataDependentError, UnsupportedSideEffectError
 from ..extend import CompileStage
 from ..frontend.call import FlatCall, StatefulFunction
-from ..graph.signature import DecisionInfo, Signature
+from ..graph.signature import ConstantOutput, DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
 from ..interrupts import held, is_interrupt
@@ -224,9 +224,14 @@ def _ways(specializations: Sequence[Specialization]) -> set[tuple[str, ...]]:
 
 
 def _says_values(specializations: Sequence[Specialization]) -> bool:
-    """Whether two graphs print, log or warn, and differ because the text has a number."""
+    """Whether two graphs print, log or warn, and the texts differ because of a number."""
     saying = [s for s in specializations if any(write.is_said for write in s.signature.effects.python_writes)]
-    return len(_ways(saying)) > 1
+    return len(_ways(saying)) > 1 and len({tuple(_constants(s)) for s in saying}) > 1
+
+
+def _constants(specialization: Specialization) -> list[str]:
+    outputs = specialization.signature.structure.outputs
+    return [repr(info.value) for info in outputs if isinstance(info, ConstantOutput)]
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -289,7 +289,7 @@ def _shard_bytes(tensor: torch.Tensor, ranks: Ranks) -> int:
 
 
 def _units(parameters: list[Held], layers: Layers, ranks: Ranks) -> list[Unit]:
-    """The layers, and what is outside of them, first."""
+    """The layers; first, the parts outside the layers."""
     sums: dict[str, list[int]] = {"": [0, 0, 0]}
     parts: dict[str, list[int]] = {}
     for one in parameters:

@@ -83,9 +83,7 @@ class PythonState:
         self._put_stand_ins(self.before.drawing, self.before.iterators)
 
     def begins(self, code: CodeType) -> None:
-        """Put stand-ins for the draws and iterators that a walk finds through code about to run; none once the function
-        has returned, when nobody would take them out.
-        """
+        """Put stand-ins for the draws and iterators found through code about to run, until the function returns."""
         found = self.before.enter(code)
         if self._stands_in:
             self._put_stand_ins(*found)
