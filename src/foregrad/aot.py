@@ -113,8 +113,8 @@ def aot_function(
 
     A compiler takes (fx.GraphModule of ATen operators, example inputs) and returns a callable; one marked by
     `make_boxed_func` gets its arguments as one list. Unlike PyTorch's, the result checks every call against guards,
-    captures again if they fail, and takes closed-over tensors and parameters as inputs. `compiled_function` is a second
-    name of it.
+    captures again if they fail, and takes closed-over tensors and parameters as inputs. Also called
+    `compiled_function`.
 
     Args:
         fn: takes and returns tensors and plain values in nested containers.
@@ -153,9 +153,9 @@ def aot_function(
 
 
 def aot_module(mod: nn.Module, *args: object, **kwargs: object) -> nn.Module:
-    """Compile a module; `args` and `kwargs` as for `aot_function`. `compiled_module` is a second name of it.
+    """Compile a module; `args` and `kwargs` as for `aot_function`. Also called `compiled_module`.
 
-    The result is a module of the same class that shares the parameters and buffers, as from `foregrad.compile`; a
+    The result is a module of its class that shares the parameters and buffers, as from `foregrad.compile`; a
     copy has its own. The original is `.orig_module` of the result.
 
     Examples:
@@ -460,8 +460,8 @@ def process_inputs(
 ) -> FakifiedFlatArgs:
     """A fake of `fake_mode` for each tensor and, with a `shape_env`, a symbolic integer for each Python integer.
 
-    Fakes stay as they are, and so does everything else. A tensor that the current trace has made fake already gets the
-    same symbolic sizes. With `ignore_shape_env`, every size is a plain number. Raises `UnsupportedTensorError` for a
+    Fakes stay as they are, and so does everything else. A tensor that the current trace has made fake already keeps its
+    symbolic sizes. With `ignore_shape_env`, every size is a plain number. Raises `UnsupportedTensorError` for a
     fake of another mode, and `UnsupportedError` for an opaque object (a TorchScript object, say), by its class.
 
     Examples:

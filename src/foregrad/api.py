@@ -183,7 +183,7 @@ def compile(
             convolutions, with Inductor and without a memory budget. False: only parts marked by `foregrad.region`.
 
     Returns:
-        A function for a function; for a module, a module of the same class that shares the parameters.
+        A function for a function; for a module, a module of its class that shares the parameters.
 
     Examples:
         >>> import torch, foregrad
@@ -340,9 +340,9 @@ def capture(fn: Callable[..., object], *args: Any, **kwargs: object) -> JointGra
     """The joint graph of `fn` for the given arguments; nothing runs for real. Its `str()` is Python.
 
     A branch on a value is followed as the arguments decide; the condition is an output of the graph, `decided at` the
-    line, and the graph is right for calls that decide alike. A result that is an argument or a constant is no output:
-    a line at the head of the text names it. Parameters and arguments may have no values: they are on `meta`, or
-    fakes. Branches on values raise `UnsupportedDataDependentError` then.
+    line, and the graph is right for calls that decide alike. A result that is an argument, or a view of an
+    argument, is no output: a line at the head of the text names the argument. Parameters and arguments may have no
+    values: they are on `meta`, or fakes. Branches on values raise `UnsupportedDataDependentError` then.
     Dimensions marked by `mark_dynamic`, ours or PyTorch's, are symbols in the graph.
 
     Raises `Unsupported...Error` if `fn` can't be captured, and the errors of `fn`.

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 class DefaultDecompositions(dict[Any, Callable[..., Any]]):
     """Decompositions for a fuser of elementwise operators: activations and normalizations, and their backwards;
-    `{operator: function}`. `ts_compile` needs it: `decompositions=foregrad.default_decompositions`.
+    `{operator: function}`. For `decompositions=`, with `ts_compile`.
     """
 
 

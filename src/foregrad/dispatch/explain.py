@@ -109,7 +109,7 @@ class EagerCalls:
 class Recompiles:
     """The compilations of one function, in order, and the calls that ran eagerly; `str()` gives a report.
 
-    `filling`: calls that ran eagerly to fill a cache, so that later calls are compiled; they are not among `eager`.
+    `filling`: calls that ran eagerly to fill state, so that later calls are compiled; they are not among `eager`.
     """
 
     name: str

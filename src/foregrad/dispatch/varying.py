@@ -211,7 +211,7 @@ def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
             raise UnsupportedError(
                 f"dimension {info.dim} of {call.paths[argument]} was marked as dynamic, but `{name}` only works for "
                 f"size {value}: an operator needs this size (a layer with {value} input features, say), or the program "
-                "compares it or reads it as a number. Leave the mark out, or compute with the size."
+                "compares it or needs the number. Leave the mark out, or compute with the size."
             )
     if not any(isinstance(info.source, MemoryOf) for info in joint.signature.inputs):
         return

@@ -25,7 +25,7 @@ class JointGraph:
 
     `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error`: the error of
     eager's backward, if the forward runs but can't be differentiated. `failing`: such errors for some outputs only, by
-    their position among the differentiable outputs. `raising`: such errors on paths that end at no input (a leaf made
+    their position among the differentiable outputs. `raising`: errors on paths that end at no input (a leaf made
     inside the function, say), by graph output. `str()` gives Python source.
 
     Examples:

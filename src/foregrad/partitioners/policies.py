@@ -169,7 +169,7 @@ _BATCHED = frozenset(
 
 
 def _documented(policy: Policy, text: str) -> Policy:
-    object.__setattr__(policy, "__doc__", text)  # the class is frozen; `help` of an instance shows this text
+    object.__setattr__(policy, "__doc__", text)  # the class is frozen; `inspect.getdoc` and editors show this text
     return policy
 
 
@@ -187,7 +187,7 @@ dots_saveable = _documented(
 dots_with_no_batch_dims_saveable = _documented(
     Policy(_Operators(_UNBATCHED)),
     "Save the results of matrix products without a batch dimension (`mm`, `addmm`, `mv`, `addmv`, `dot`), those of "
-    "linear layers; compute all else again, products with a batch dimension and attention too.",
+    "linear layers; compute all else again, attention included.",
 )
 
 

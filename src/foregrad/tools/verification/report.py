@@ -33,8 +33,8 @@ class Verification:
     """The result of comparing a compiled function with eager. `str()` is a report.
 
     `stages`: each by itself, in order; `differences`: visible differences, by name; `culprit`: the first
-    operator that is wrong; `reproducer`: the path of a program that shows it. `seconds`: all the time that it took,
-    of which the compilation took `compile_seconds`.
+    operator that is wrong; `reproducer`: the path of a program that shows it. `seconds`: the whole time;
+    `compile_seconds`: the time of the compilation.
 
     Example:
         >>> import torch, foregrad
