@@ -502,7 +502,7 @@ class RunArguments:
         places = state.references_to(container)
         return bool(places) and all(
             not lifted.isdisjoint({(id(holder.target), key), (id(holder.place), key)})
-            or self.is_lifted(holder.target, state, inside | [container])
+            or self.is_lifted(holder.target if holder.owner is None else holder.owner, state, inside | [container])
             for holder, key in places
         )
 
