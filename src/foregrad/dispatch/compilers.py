@@ -323,7 +323,7 @@ def get_aot_compilation_context() -> tuple[list[str], str, int]:
 
 
 def get_aot_graph_name() -> str:
-    """The name of the graph being compiled: `model__0_forward_1`.
+    """The name of the graph being compiled: `model__0_forward_1`. Also called `get_graph_being_compiled`.
 
     Examples:
         >>> import torch, foregrad

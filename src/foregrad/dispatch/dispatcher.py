@@ -256,8 +256,10 @@ class Dispatcher:
 
     def recompiles(self) -> Recompiles:
         """Every compilation so far with its reasons, and the calls that ran eagerly."""
-        eager = tuple(map(dataclasses.replace, (*self.refusals.entries, *self.transformed.refusals.entries)))
-        own = Recompiles(self.name, tuple(self.compilations), eager)
+        both = self.refusals, self.transformed.refusals
+        eager = tuple(dataclasses.replace(entry) for refusals in both for entry in refusals.entries)
+        filling = tuple(dataclasses.replace(entry) for refusals in both for entry in refusals.filling)
+        own = Recompiles(self.name, tuple(self.compilations), eager, filling)
         for inner in self.inner():
             own = own.then(inner.recompiles())
         return own

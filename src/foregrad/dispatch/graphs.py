@@ -34,7 +34,7 @@ from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
 from ..tracing.tape.again import ArgumentsDiffer, NumberVaries
 from ..tracing.tape.collection import paused_collection
-from .explain import Difference, OneWarning, decided, warn_user
+from .explain import Difference, OneWarning, decided, line_last, warn_user
 from .guard_list import MISS, GuardList, GuardMaker, KeptGuards
 from .guards import CallGuards
 from .pipeline import Pipeline, Product, is_of_capture
@@ -191,7 +191,7 @@ class Paths:
     def past_limit(self, specializations: Sequence[Specialization]) -> None:
         """Warn, or raise if the settings say so."""
         if self.config.error_on_recompile_limit or not self.reason:
-            self.reason = self._message(specializations)
+            self.reason = line_last(self._message(specializations))
             if self.config.error_on_recompile_limit:
                 raise UnsupportedDataDependentError(self.reason)
             self.once.warn(self.reason + " Calls like this run eagerly from now on.")

@@ -128,7 +128,7 @@ class PythonState:
         )
 
     def _refuse_taking(self, iterator: str, where: Callable[[], str] | None = None) -> NoReturn:
-        self._failed = _used_up_error(self.name, iterator if where is None else f"{iterator} at {where()}")
+        self._failed = _used_up_error(self.name, iterator if where is None else f"`{iterator}` at {where()}")
         raise self._failed
 
     def raise_failed(self) -> None:
