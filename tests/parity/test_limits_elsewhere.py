@@ -237,14 +237,23 @@ def _(wrap):
     return torch.autograd.grad(wrap(function)(x), x)[0] + COUNTS["backwards"]
 
 
-@eager("a gradient is sparse", errors.UnsupportedLayoutError)
+@eager("a sparse gradient of", errors.UnsupportedLayoutError)
 def _(wrap):
-    weight = ONES(5, 3)
-    wrap(lambda w: nn.functional.embedding(torch.tensor([1, 2]), w, sparse=True).sin())(weight).sum().backward()
-    return weight.grad.to_dense()
+    def function(weight):
+        loss = nn.functional.embedding(torch.tensor([1, 2]), weight, sparse=True).sum()
+        return torch.autograd.grad(loss, weight)[0]
+
+    return wrap(function)(ONES(5, 3)).to_dense()
 
 
 # ------------------------------------------------------------------------------------------------ raised
+@raised("a sparse gradient is taken with", errors.UnsupportedLayoutError)
+def _(wrap):
+    weight = ONES(5, 3)
+    loss = wrap(lambda w: nn.functional.embedding(torch.tensor([1, 2]), w, sparse=True).sin().sum())(weight)
+    torch.autograd.grad(loss, weight, create_graph=True)
+
+
 @raised("a backward with `create_graph=True` writes", errors.UnsupportedMutationError)
 def _(wrap):
     x, apply = ONES(2), writing(lambda buffer, gradient: buffer.add_(gradient.sum())).apply

@@ -44,7 +44,7 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class DerivedOutput:
-    """One value that the derivative gives."""
+    """One value that the derivative gives; its spec is `UNDESCRIBED` where it is sparse."""
 
     fake: torch.Tensor
     entry: Entry
