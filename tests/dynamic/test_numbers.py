@@ -226,6 +226,33 @@ def at_least_one(x):
     return x / max(int((x > 1).sum()), 1)
 
 
+def an_item(x):
+    first = int(x.detach().argmax())
+    return x[first] * x[-first - 1], x.view(2, 2)[:, first % 2], x.view(2, 2)[first // 2, first % 2], x[first:][0]
+
+
+def an_item_is_set(x):
+    y, first = x * 1, int(x.detach().argmax())
+    y[first] = 2.0
+    return y * x
+
+
+def quotients(x):
+    n, t = int(x.detach().sum() * 10), x.detach().sum().item()
+    (a, b), (c, d), (e, f), (g, h) = divmod(n, 7), divmod(t, 0.3), divmod(n, -2.5), divmod(50, n)
+    return x * a + b - c * d, x * e + f, x * g * h
+
+
+def of_integers(x):
+    n = int(x.detach().sum() * 10)
+    return x * math.gcd(n, 12) + math.isqrt(n) - math.lcm(n, 4) * math.comb(n, 2), x * math.perm(n, 2)
+
+
+def exact_sums(x):
+    n = int(x.detach().sum() * 10)
+    return x * math.fsum(x.tolist()) - math.fsum([n, x[0].item(), 0.1]), x * math.fsum((n, 2))
+
+
 SCALE = torch.nn.Parameter(torch.tensor(2.0))
 
 
@@ -239,12 +266,41 @@ SCALE = torch.nn.Parameter(torch.tensor(2.0))
         (an_index, 3),
         (a_flag, 3),
         (at_least_one, 3),
+        (an_item, 3),
+        (an_item_is_set, 3),
+        (quotients, 2),
+        (of_integers, 2),
+        (exact_sums, 2),
     ],
 )
 def test_conversions_read_tensors_as_item_does(fn, graphs):
     compiled = Compiled()
     assert check(fn, arguments, calls=20, compile=compiled) == "equal"
     assert compiled.count <= graphs
+
+
+def test_an_index_that_varies_is_an_argument():
+    compiled = foregrad.compile(lambda x, n: x[n] * 2, backend="eager")
+    for n in range(12):
+        assert torch.equal(compiled(torch.arange(12.0), n), torch.tensor(n * 2.0))
+    assert len(compiled.foregrad.specializations) <= 4
+    for wrong in (12, -13):
+        with pytest.raises(IndexError, match="out of bounds for dimension 0 with size 12"):
+            compiled(torch.arange(12.0), wrong)
+
+
+def test_errors_of_functions_of_numbers_are_python_own():
+    compiled = foregrad.compile(
+        lambda x, n: x * (7 // 1 % 5 + math.isqrt(n.item())) + divmod(3, n.item())[0], backend="eager"
+    )
+    for n in (4, 5, 6, 7):
+        assert torch.equal(compiled(torch.ones(2), torch.tensor(n)), torch.ones(2) * (2 + math.isqrt(n)) + 3 // n)
+    with pytest.raises(ZeroDivisionError):
+        compiled(torch.ones(2), torch.tensor(0))
+    with pytest.raises(ValueError, match="nonnegative"):
+        compiled(torch.ones(2), torch.tensor(-1))
+    with pytest.raises(TypeError):
+        foregrad.compile(lambda x: divmod(x.sum().item(), "3"), backend="eager")(torch.ones(2))
 
 
 def test_a_parameter_that_is_trained_is_converted():

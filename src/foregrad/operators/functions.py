@@ -20,7 +20,7 @@ from .._torch.histories import AS_ARRAY_REQUIRES_GRAD
 from .._torch.ops import PACK_PADDED, PAD_PACKED, Args, Kwargs
 from .._torch.patches import is_capturing, numbers_in
 from .._torch.stand_ins import is_stand_in
-from .._torch.symbols import SYM_MATH
+from .._torch.symbols import SYM_MATH, TracedInt
 from .._torch.torchscript import install
 from ..errors import TensorTextError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
 from ..frontend.arrays import ArrayStandIn
@@ -281,8 +281,20 @@ def _is_array(value: Any) -> TypeGuard[ArrayStandIn]:
 
 
 def _item(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`x[index]` and `x[index] = y`, where an index may be an array that was drawn."""
+    """`x[index]` and `x[index] = y`, where an index may be an array that was drawn. A varying number stays a number:
+    PyTorch's own reading would ask for its value.
+    """
     index = args[1]
+    items = index if type(index) is tuple else (index,)
+    if len(args) == 2 and TracedInt in map(type, items) and {*map(type, items)} <= {TracedInt, int, slice}:
+        tensor, dim = args[0], 0
+        for item in items:
+            if type(item) is slice:
+                tensor = tensor if item == slice(None) else func(tensor, (slice(None),) * dim + (item,))
+                dim += 1
+            else:
+                tensor = tensor.select(dim, item)
+        return tensor
     if _is_array(index):
         index = index.tensor()
     elif type(index) is tuple and any(_is_array(part) for part in index):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import queue
@@ -235,6 +236,7 @@ def main() -> None:
     subject = dataclasses.replace(subject, about_to=note)
     only: Sequence[str] = tuple(request["selection"]["only"])
     cases = {case.name: case for case in dataclasses.replace(selection, only=tuple(only)).cases()}
+    gc.freeze()  # collections look at what a case makes, not at PyTorch's database
     _say(answers, "{}")
     for line in iter(sys.stdin.readline, ""):
         named = [cases[name] for name in line.rstrip("\n").split(JOIN)]

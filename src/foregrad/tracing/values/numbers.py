@@ -226,8 +226,21 @@ for _name in "neg pos abs".split():
     setattr(TracedFloat, f"__{_name}__", _unary(getattr(operator, _name)))
 for _op in (round, math.trunc, math.floor, math.ceil):
     setattr(TracedFloat, f"__{_op.__name__}__", lambda self, *args, _op=_op: self.numbers.apply(_op, self, *args))
-for _name in ("divmod", "rdivmod"):
-    setattr(TracedFloat, f"__{_name}__", lambda self, *args, _name=_name: getattr(self._fixed(), f"__{_name}__")(*args))
+
+
+def _divmod(*, swapped: bool) -> Callable[[Any, Any], object]:
+    def method(self: Any, other: Any) -> object:
+        if type(other) not in _NUMBERS:
+            return NotImplemented
+        a, b = (other, self) if swapped else (self, other)
+        return a // b, a % b
+
+    return method
+
+
+for _cls in TRACED:
+    for _name, _swapped in (("__divmod__", False), ("__rdivmod__", True)):
+        setattr(_cls, _name, _divmod(swapped=_swapped))
 
 
 # -------------------------------------------------------------------- functions of numbers
@@ -239,14 +252,20 @@ for _name in ("divmod", "rdivmod"):
 
 
 _NAMES = (
-    "acos acosh asin asinh atan atan2 atanh cbrt copysign cos cosh degrees erf erfc exp exp2 expm1 fabs fma fmod "
-    "gamma hypot isclose isfinite isinf isnan ldexp lgamma log log10 log1p log2 nextafter pow radians remainder sin "
-    "sinh sqrt tan tanh ulp"
+    "acos acosh asin asinh atan atan2 atanh cbrt comb copysign cos cosh degrees erf erfc exp exp2 expm1 fabs fma fmod "
+    "gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp lgamma log log10 log1p log2 nextafter perm pow "
+    "radians remainder sin sinh sqrt tan tanh ulp"
 ).split()
 _FUNCTIONS = [getattr(math, name) for name in _NAMES if hasattr(math, name)]
-_LIMITS = [min, max]
+
+
+def _fsum(*items: float) -> float:
+    return math.fsum(items)
+
+
+_OF_ITEMS: dict[object, Callable[..., object]] = {min: min, max: max, math.fsum: _fsum}
 _CONVERSIONS: dict[Any, type] = {float: TracedFloat, **dict.fromkeys((int, math.floor, math.ceil), TracedInt)}
-NUMBER_FUNCTIONS = (*_FUNCTIONS, *_LIMITS, *_CONVERSIONS, bool, round, math.trunc)
+NUMBER_FUNCTIONS = (*_FUNCTIONS, *_OF_ITEMS.values(), *_CONVERSIONS, bool, round, math.trunc)
 """What a graph may call on numbers besides operators."""
 
 
@@ -257,8 +276,8 @@ def trace_math() -> None:
         divert(function, _recorded(function), TRACED, asked=True)
     for function, same in _CONVERSIONS.items():
         divert(function, _recorded(function, same), (), asked=True)
-    for function in _LIMITS:
-        divert(function, _recorded_limit(function), (TracedFloat,))
+    for function, of_items in _OF_ITEMS.items():
+        divert(function, _recorded_of_items(of_items), TRACED if function is math.fsum else (TracedFloat,))
 
 
 def _recorded(function: Callable[..., object], same: type | None = None) -> Callable[..., Any]:
@@ -281,15 +300,15 @@ def _number_in(value: Any) -> object:
     return value.item() if is_one else value
 
 
-def _recorded_limit(function: Callable[..., object]) -> Callable[..., object]:
-    """Of floats alone: `min` and `max` of an integer and a float may give either type, and are decided on."""
-    recorded = _recorded(function)
+def _recorded_of_items(function: Callable[..., object]) -> Callable[..., object]:
+    """`min` and `max` of floats alone: of an integer and a float they may give either type, and are decided on."""
+    recorded, kinds = _recorded(function), {*_NUMBERS} if function is _fsum else _FLOATS
 
-    def limit(*args: Any, **kwargs: Any) -> object:
+    def of_items(*args: Any, **kwargs: Any) -> object:
         items = args[0] if len(args) == 1 else args
-        return NotImplemented if kwargs or not {*map(type, items)} <= _FLOATS else recorded(*items)
+        return NotImplemented if kwargs or not {*map(type, items)} <= kinds else recorded(*items)
 
-    return limit
+    return of_items
 
 
 _FLOATS = {float, TracedFloat}
