@@ -69,7 +69,9 @@ class _Twins:
         wanted = {id(one) for one in parameters}
         known = ((name, part) for module in self.modules for name, part in module.named_modules())
         named = ((name, part) for name, part in known if not name or f".{path}".endswith(f".{name}"))
-        found = [(len(name), part) for name, part in named if {id(one) for one in part.parameters()} == wanted]
+        found: list[tuple[int, nn.Module]] = [
+            (len(name), part) for name, part in named if {id(one) for one in part.parameters()} == wanted
+        ]
         if not found:
             raise PlanError(
                 f"no module has the parameters of {path}, and no others: the time of its gather is not known"
