@@ -1,6 +1,7 @@
 """What a call costs that has no graph because the function is past a limit, beside eager's.
 
-    python benchmarks/past_limits.py
+    python -m benchmarks.past_limits
+    python -m benchmarks.run past-limits   # into RESULTS.md
 
 Five functions with more paths or sizes than graphs are allowed for: a batch norm that averages all batches, crops by
 drawn boxes, a mixture of experts, non-maximum suppression, as many tensors as come. Each is called 120 times; then 200
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 import foregrad
+from benchmarks.common import Section
 
 CALLS = 200
 
@@ -82,25 +84,36 @@ def seconds(function: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> f
     return (time.process_time() - begin) / len(arguments)
 
 
-def main() -> None:
+def collect(calls: int = CALLS) -> Section:
     torch.manual_seed(0)
     random.seed(0)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    print(
-        f"{'microseconds a call':30}{'eager':>9}{'foregrad':>10}{'ratio':>8}{'beyond':>9}{'graphs':>8}{'eager calls':>13}"
+    section = Section(
+        "Calls past a limit",
+        "Functions with more paths or sizes than graphs are allowed for, after 120 calls: microseconds a call, the best of "
+        "three rounds in turn with eager. *beyond*: beyond 1.3 times eager's, which is to be at most 20.",
+        ["function", "eager, us", "foregrad, us", "ratio", "beyond, us", "graphs", "eager calls"],
     )
     for name, function, make in rows():
         compiled = foregrad.compile(function, backend="eager")
         for _ in range(120):
             compiled(*make())
-        arguments = [make() for _ in range(CALLS)]
+        arguments = [make() for _ in range(calls)]
         times = [(seconds(function, arguments), seconds(compiled, arguments)) for _ in range(3)]
         eager, ours = (1e6 * min(column) for column in zip(*times, strict=True))
         graphs = len(list(compiled.foregrad.all_specializations()))
         count = sum(entry.count for entry in compiled.foregrad.recompiles().eager)
-        print(f"{name:30}{eager:9.1f}{ours:10.1f}{ours / eager:8.2f}{ours - 1.3 * eager:9.1f}{graphs:8}{count:13}")
+        beyond = ours - 1.3 * eager
+        section.add(
+            [name, f"{eager:.1f}", f"{ours:.1f}", f"{ours / eager:.2f}", f"{beyond:.1f}", str(graphs), str(count)],
+            eager=eager,
+            ours=ours,
+            graphs=graphs,
+            eager_calls=count,
+        )
+    return section
 
 
 if __name__ == "__main__":
-    main()
+    collect()

@@ -182,8 +182,8 @@ def closed_world_page() -> str:
     return f"""# The closed world
 
 While foregrad captures a function, it records operators on tensors, tracks reads and writes of Python state, and lets
-calls through that are known to be pure. Nearly all Python code does nothing else: your own, packages', and the standard
-library's. A call of anything else makes the whole call eager, with one warning that names the call, your line and the
+calls through that are known to be pure. Nearly all Python code consists of such operations: your own, packages', and the
+standard library's. Any other call makes the whole call of the function eager, with one warning that names the call, your line and the
 remedy.
 
 ## You do this, foregrad does that
@@ -194,7 +194,7 @@ remedy.
 | read globals, attributes, closures, containers | makes guards or inputs | |
 | write to older containers, attributes, globals, buffers | repeats the writes in each call | |
 | call `math`, `itertools`, `json`, `re`, `copy`, `len`, `sorted`, ... | runs them during the capture | |
-| print, log or warn | writes the text in each call | print whole tensors after the call |
+| print, log or warn | writes the text in each call, with [exceptions](dynamic.md#text-of-values) | print whole tensors after the call |
 | call `open`, `os.listdir`, `subprocess.run`, a socket | runs the call eagerly | read before it, pass the result |
 | call an unknown C extension | runs the call eagerly | mark the part with [`foregrad.eager_region`](regions.md) |
 | ask for the time, a unique name, or system randomness | see [Guards](guards.md) | |
@@ -213,8 +213,8 @@ deque, cell, attribute, buffer, ...). Before a write to an untracked object fore
 still there at the end, foregrad undoes it and the call runs eagerly. A capture runs in its own context of context
 variables.
 
-Each compiled call writes the text of prints, log lines and warnings once. Text of a whole tensor, and a `print` to
-any file but `sys.stdout` and `sys.stderr`, make the call eager. `id` and `hash` are pure, except for tensors,
+Each compiled call writes the text of prints, log lines and warnings once; [text of values](dynamic.md#text-of-values)
+has the exceptions. `id` and `hash` are pure, except for tensors,
 containers and objects among the arguments, because their identity changes from call to call. `sys._getframe` is pure
 where it finds a frame of the function's own. Frames and `warnings.warn` need the C++ part; without it they make the
 call eager.
@@ -226,8 +226,8 @@ ufuncs), writes of C code to its arguments (`heapq.heappush`), and other process
 
 ## Say what is pure in a package's own C
 
-A package names its functions and classes in C that write to nothing but their result, and read nothing but their
-arguments, as entry points in the group `foregrad.pure`. Nothing is imported for it; the entries' names are free.
+A C function is pure if it reads only its arguments and writes only its result. A package lists such functions and
+classes as entry points in the group `foregrad.pure`. foregrad imports nothing for this; the entries' names are free.
 
 ```toml
 [project.entry-points."foregrad.pure"]
@@ -266,8 +266,10 @@ C functions of these packages are operators, or foregrad handles them specially:
 |---|---|
 {rows(calls.WRITING_METHODS)}
 
-All other methods of these classes are pure, and all methods of {classes}, of exceptions, of `itertools`
-and of hashes, except `update` of hashes and
+All other methods of these classes are pure. So are all methods of exceptions, of `itertools`, of hashes (except
+`update`), and of these classes: {classes}.
+
+Exceptions, which are refused:
 
 | class | methods |
 |---|---|

@@ -207,7 +207,6 @@ ANNEXES = {
         "foregrad.python.settings",
         "foregrad.distributed.checkpoint_regions",
         "foregrad.distributed.collectives",
-        "foregrad.operators.sparse_kernels",
         "foregrad.transforms.levels",
         "foregrad.operators.attention",
         "foregrad.classes.tensor_classes",
@@ -229,7 +228,6 @@ ANNEXES = {
     "effects in files": ["foregrad.planning.asked"],
     "graphs compiled in parts": [
         "foregrad.regions.absent:cut_at_region",
-        "foregrad.operators.sparse_passes:cut_for_compiler",
     ],
     "objects taken apart": ["foregrad.python.objects"],
     "Python's state": ["foregrad.python"],
@@ -243,7 +241,6 @@ ANNEXES = {
     "repeated regions": ["foregrad.inductor.regions:outlined"],
     "tensor subclasses": ["foregrad.classes"],
     "stages of backwards": ["foregrad.distributed.buckets:in_buckets"],
-    "values without a layout": ["foregrad.operators.sparse_passes:SPARSE_VALUES"],
     "attempts at a call": ["foregrad.regions.calls:ATTEMPTS"],
     "the cache on disk": ["foregrad.store.cache.keeper:keeper_for"],
     "what a first compiled graph waits for": ["foregrad._torch.inductor:get_ready"],

@@ -113,7 +113,8 @@ def aot_function(
 
     A compiler takes (fx.GraphModule of ATen operators, example inputs) and returns a callable; one marked by
     `make_boxed_func` gets its arguments as one list. Unlike PyTorch's, the result checks every call against guards,
-    captures again if they fail, and takes closed-over tensors and parameters as inputs.
+    captures again if they fail, and takes closed-over tensors and parameters as inputs. Also called
+    `compiled_function`.
 
     Args:
         fn: takes and returns tensors and plain values in nested containers.
@@ -152,10 +153,10 @@ def aot_function(
 
 
 def aot_module(mod: nn.Module, *args: object, **kwargs: object) -> nn.Module:
-    """Compile a module; `args` and `kwargs` as for `aot_function`.
+    """Compile a module; `args` and `kwargs` as for `aot_function`. Also called `compiled_module`.
 
-    The result is a module of its class over its state, as from `foregrad.compile`; a copy has a state of its
-    own. The original is `.orig_module` of the result.
+    The result is a module of its class that shares the parameters and buffers, as from `foregrad.compile`; a
+    copy has its own. The original is `.orig_module` of the result.
 
     Examples:
         >>> import torch, foregrad
@@ -230,8 +231,8 @@ def aot_module_simplified(
     """Compile `mod` at once for example arguments (real or fake), without guards: for front ends with their own guards.
 
     `mod` takes tensors and numbers without nesting and must return a tuple or list of tensors. Parameters and
-    buffers are read from the module on each call. A tensor that begins elsewhere in its memory gets a graph
-    of its own where the graph depends on that. Where inputs share memory and one is written, calls are guarded, and the
+    buffers are read from the module on each call. Another `storage_offset()` of a tensor makes a new
+    graph, if the graph depends on the offset. Where inputs share memory and one is written, calls are guarded, and the
     first call compiles.
 
     `pre_grad_passes(mod, args)` gives the module to capture. `compile_region_name` is the graph's name in messages.
@@ -459,9 +460,9 @@ def process_inputs(
 ) -> FakifiedFlatArgs:
     """A fake of `fake_mode` for each tensor and, with a `shape_env`, a symbolic integer for each Python integer.
 
-    Fakes stay as they are, and so does everything else. A tensor that the trace going on made a fake of gets the same
-    sizes. With `ignore_shape_env`, every size is a plain number. Raises `UnsupportedTensorError` for a fake of
-    another mode, and `UnsupportedError` for an opaque object (a TorchScript object, say), by its class.
+    Fakes stay as they are, and so does everything else. A tensor that the current trace has made fake already keeps its
+    symbolic sizes. With `ignore_shape_env`, every size is a plain number. Raises `UnsupportedTensorError` for a
+    fake of another mode, and `UnsupportedError` for an opaque object (a TorchScript object, say), by its class.
 
     Examples:
         >>> import torch, foregrad

@@ -183,7 +183,7 @@ def compile(
             convolutions, with Inductor and without a memory budget. False: only parts marked by `foregrad.region`.
 
     Returns:
-        A function for a function; for a module, a module of its class over its parameters.
+        A function for a function; for a module, a module of its class that shares the parameters.
 
     Examples:
         >>> import torch, foregrad
@@ -197,7 +197,9 @@ def compile(
     """
     if more:
         raise TypeError(
-            f"backend is a keyword: foregrad.compile(model, backend={described(more[0])})"
+            "foregrad.compile takes no example inputs: call its result with them, foregrad.compile(model)(*inputs)"
+            if any(isinstance(leaf, torch.Tensor) for leaf in leaves(more))
+            else f"backend is a keyword: foregrad.compile(model, backend={described(more[0])})"
             if len(more) == 1
             else f"foregrad.compile takes a function or a module alone; the rest are keywords: {', '.join(_KEYWORDS)}"
         )
@@ -337,7 +339,10 @@ def explain_recompiles(fn: object) -> Recompiles:
 def capture(fn: Callable[..., object], *args: Any, **kwargs: object) -> JointGraph:
     """The joint graph of `fn` for the given arguments; nothing runs for real. Its `str()` is Python.
 
-    Parameters and arguments may have no values: they are on `meta`, or fakes. Branches on values are refused then.
+    A branch on a value is followed as the arguments decide; the condition is an output of the graph, `decided at` the
+    line, and the graph is right for calls that decide alike. A result that is an argument, or a view of an
+    argument, is no output: a line at the head of the text names the argument. Parameters and arguments may have no
+    values: they are on `meta`, or fakes. Branches on values raise `UnsupportedDataDependentError` then.
     Dimensions marked by `mark_dynamic`, ours or PyTorch's, are symbols in the graph.
 
     Raises `Unsupported...Error` if `fn` can't be captured, and the errors of `fn`.

@@ -238,4 +238,6 @@ def _check_value(value: object) -> None:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"the function returns {a_name(type(value).__name__)}, not a tensor")
     if value.numel() != 1 or value.is_complex():
-        raise ValueError(f"the function returns {tuple(value.shape)} of {value.dtype}, not one real number")
+        raise ValueError(
+            f"the function returns a tensor of shape {tuple(value.shape)}, {value.dtype}, not one real number"
+        )

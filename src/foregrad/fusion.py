@@ -23,11 +23,15 @@ from .partitioners import min_cut_rematerialization_partition
 aten = torch.ops.aten
 
 
+class DefaultDecompositions(dict[Any, Callable[..., Any]]):
+    """Decompositions for a fuser of elementwise operators: activations and normalizations, and their backwards;
+    `{operator: function}`. For `decompositions=`, with `ts_compile`.
+    """
+
+
 @functools.cache
 def default_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Decompositions for a fuser of elementwise operators: activations and normalizations, and their backwards;
-    `{operator: function}`.
-    """
+    """The table behind `foregrad.default_decompositions`."""
     families = (
         "gelu", "silu", "mish", "elu", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "softplus", "softshrink",
         "hardshrink", "threshold", "sigmoid", "tanh", "log_sigmoid", "rsub", "addcmul", "addcdiv", "masked_fill",
@@ -37,11 +41,11 @@ def default_decompositions() -> dict[Any, Callable[..., Any]]:
     )  # fmt: skip
     names = {name for family in families for name in (family, f"{family}_backward")}
     names.remove("sigmoid")  # it adds a number by an operator that TorchScript does not have
-    return {
-        op: function
+    return DefaultDecompositions(
+        (op, function)
         for op, function in decomposition_table().items()
         if op.namespace == "aten" and op.overloadpacket.__name__ in names and not op._schema.is_mutable
-    }
+    )
 
 
 @make_boxed_compiler
@@ -131,7 +135,7 @@ def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
 
 
 def debug_compile(fx_g: fx.GraphModule, inps: Sequence[torch.Tensor]) -> Any:
-    """`ts_compile`, after the graph was written to the folder `foo`, and a program that reads and runs it printed.
+    """Write the graph to the folder `foo`, print a program that runs it, and compile it as `ts_compile` does.
 
     Examples:
         >>> import os, tempfile, torch, warnings, foregrad
@@ -167,8 +171,8 @@ def draw_graph(
     parse_stack_trace: bool = False,
     dot_graph_shape: str | None = None,
 ) -> None:
-    """Draw a graph into a file; its ending says the format (`.svg` if it has none; `.dot` is text). Needs pydot, and
-    Graphviz but for text. `clear_meta`: without shapes and lines. `prog`: Graphviz's program.
+    """Draw a graph into a file; its ending says the format (`.svg` if it has none; `.dot` is text). Needs pydot;
+    all formats but `.dot` need Graphviz too. `clear_meta`: without shapes and lines. `prog`: Graphviz's program.
 
     Examples:
         >>> import importlib.util, torch, foregrad
@@ -245,7 +249,7 @@ def minifier(
 def pythonkey_decompose(
     decomposition_table: Mapping[Any, Callable[..., Any]] | None,
 ) -> Iterator[Mapping[Any, Callable[..., Any]]]:
-    """Context: gives the table, an empty one for None. Pass it as `decompositions=`; no door reads it by itself.
+    """Context: gives the table, an empty one for None. Pass it as `decompositions=`; no function reads it by itself.
 
     Examples:
         >>> import foregrad

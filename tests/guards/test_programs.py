@@ -640,10 +640,10 @@ def numbers():
 @pytest.mark.parametrize(
     ("source", "take", "said"),
     [
-        (numbers(), next, "takes from source"),
-        (iter([1, 2, 3]), next, "takes from source"),
-        (itertools.count(), next, "takes from source"),
-        (itertools.cycle([1, 2]), next, "takes from source"),
+        (numbers(), next, "takes from `source`"),
+        (iter([1, 2, 3]), next, "takes from `source`"),
+        (itertools.count(), next, "takes from `source`"),
+        (itertools.cycle([1, 2]), next, "takes from `source`"),
     ],
 )
 def test_an_iterator_that_is_used_up_is_refused(source, take, said):

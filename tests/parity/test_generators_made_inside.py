@@ -1,13 +1,15 @@
-"""Random generators that a function makes: each call makes them anew."""
+"""Calls that make random generators run eagerly by name: each draws the numbers that eager draws."""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Generator, nn
 
 import foregrad
-from foregrad.errors import UnsupportedSideEffectError
+from foregrad.errors import ForegradWarning, UnsupportedSideEffectError
 
 
 def several_draws(x):
@@ -32,6 +34,13 @@ def initialized(x):
     return made * x
 
 
+def seeds_late(x):
+    g = torch.Generator()
+    y = torch.rand(3, generator=g)
+    g.manual_seed(3)
+    return x * y
+
+
 def beside_the_default(x):
     return torch.rand(3) + x, torch.rand(3, generator=torch.Generator()), torch.rand(2)
 
@@ -49,6 +58,7 @@ PROGRAMS = {
     "initialization": initialized,
     "beside the default one": beside_the_default,
     "by an imported name": lambda x: x * torch.rand(3, generator=Generator()),
+    "seeded when it was drawn from": seeds_late,
     "told apart": lambda x: x if isinstance(torch.Generator(), torch.Generator) else -x,
 }
 
@@ -57,22 +67,23 @@ def flat(result):
     return list(result) if isinstance(result, tuple) else [result]
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_each_call_draws_the_numbers_that_eager_draws(name, requires_grad):
-    f = PROGRAMS[name]
-    sides = []
-    for g in (f, foregrad.compile(f, backend="eager")):
+def test_it_runs_eagerly_by_name(name):
+    f, sides = PROGRAMS[name], []
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    for g in (f, compiled):
         torch.manual_seed(0)
         seen = []
-        for _ in range(3):
-            x = torch.ones(3, requires_grad=requires_grad)
-            results = flat(g(x))
-            seen += results
-            if requires_grad:
-                seen += torch.autograd.grad(results[0].sum(), x)
+        with pytest.warns(ForegradWarning, match="makes a random generator") if g is compiled else nullcontext():
+            for _ in range(3):
+                x = torch.ones(3, requires_grad=True)
+                results = flat(g(x))
+                seen += [*results, *torch.autograd.grad(results[0].sum(), x)]
         sides.append(seen)
     torch.testing.assert_close(sides[1], sides[0], rtol=0, atol=0)
+    with pytest.raises(UnsupportedSideEffectError, match=r"test_generators_made_inside.py.* makes a random generator"):
+        foregrad.capture(f, torch.ones(3))
+    assert torch.Generator is Generator
 
 
 def test_one_from_outside_goes_on():
@@ -81,25 +92,3 @@ def test_one_from_outside_goes_on():
     found = [g(torch.ones(3)) for _ in range(3)]
     generator.manual_seed(generator.initial_seed())
     torch.testing.assert_close(found, [torch.rand(3, generator=generator) for _ in range(3)], rtol=0, atol=0)
-
-
-def seeds_late(x):
-    g = torch.Generator()
-    y = torch.rand(3, generator=g)
-    g.manual_seed(3)
-    return x * y
-
-
-REFUSED = {
-    "returned": (lambda x: (x, torch.Generator()), "returns a random generator"),
-    "seeded from outside": (lambda x: (torch.Generator().seed(), x)[1], "seeds a random generator"),
-    "seeded when it was drawn from": (seeds_late, "seeds a random generator"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
-    f, said = REFUSED[name]
-    with pytest.raises(UnsupportedSideEffectError, match=said):
-        foregrad.compile(f, backend="eager")(torch.ones(3))
-    assert torch.Generator is Generator

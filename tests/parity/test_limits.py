@@ -17,7 +17,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "limits.md"
 _, MEMORY, OTHERS = re.split(
     r"^## (?:Memory, views and sizes|Gradients and hooks)$", PAGE.read_text(), flags=re.MULTILINE
 )
-ROWS = re.findall(r"^\| (.+?) \| eager by name \(`(Unsupported\w+)`\) \| .+ \|$", MEMORY, flags=re.MULTILINE)
+ROWS = re.findall(r"^\| (.+?) \| eager with a warning \(`(Unsupported\w+)`\) \| .+ \|$", MEMORY, flags=re.MULTILINE)
 
 LEAF = "torch.randn(2, 3, requires_grad=True)"
 
@@ -66,19 +66,19 @@ PROGRAMS = [
         2,
     ),
     (
-        "an argument that gradients flow to is given",
+        "an argument that gradients flow to gets a new storage",
         f"{LEAF} * 1,",
         ["x.data = x.data.clone()", "x.mul_(2)"],
         0,
     ),
     (
-        "an argument that gradients flow to is given",
+        "an argument that gradients flow to gets a new storage",
         PAIR,
         ["x.data = x.data.clone()", "return v * 2"],
         0,
     ),
     (
-        "an argument that gradients flow to is given",
+        "an argument with a history is detached",
         f"{LEAF} * 1,",
         ["x.detach_()", "x.requires_grad_()", "return x * 2"],
         1,
@@ -97,12 +97,12 @@ PROGRAMS = [
         1,
     ),
     (
-        "memory is detached",
+        "a tensor is detached",
         f"{LEAF},",
         ["y = x * 2", "v = y[0]", "w = v.sin()", "y.detach_()", "y.mul_(2)", "return v, w"],
         3,
     ),
-    ("memory is detached", f"{LEAF} * 1,", ["y = x.data", "y.mul_(x.sum())", "return y"], 0),
+    ("a tensor is detached", f"{LEAF} * 1,", ["y = x.data", "y.mul_(x.sum())", "return y"], 0),
     ("a view is returned, and", "torch.randn(2, 3),", ["v = x[0]", "x.requires_grad_()", "return v"], 1),
     (
         "a view is returned, and",
@@ -112,8 +112,8 @@ PROGRAMS = [
     ),
     ("a view is returned, and", "torch.randn(2, 3),", ["v = x[0]", "v.requires_grad_()", "return v[1:]"], 1),
     ("a view is returned, and", f"{LEAF},", ["v = x[0]", "x.requires_grad_(False)", "return v"], 1),
-    ("an argument that gradients flow to is given", PAIR, ["x.detach_()", "return v * 2"], 0),
-    ("an argument that gradients flow to is given", UNTRACKED, ["v.requires_grad_()", "return v * 2"], 0),
+    ("an argument with a history is detached", PAIR, ["x.detach_()", "return v * 2"], 0),
+    ("`requires_grad_()` is called on an argument", UNTRACKED, ["v.requires_grad_()", "return v * 2"], 0),
     (
         "`as_strided` goes past the edges",
         f"{LEAF} * 1,",
@@ -121,7 +121,7 @@ PROGRAMS = [
         0,
     ),
     ("`as_strided` goes past the edges", "torch.zeros(6),", ["v = x[1:3].as_strided((2,), (1,), 2)", "v.add_(1)"], 0),
-    ("`as_strided` goes past the edges", "torch.zeros(1, 3).expand(2, 3),", ["x[1].fill_(1)"], 0),
+    ("a slice with overlapping elements", "torch.zeros(1, 3).expand(2, 3),", ["x[1].fill_(1)"], 0),
     ("sizes of an argument, of a view", f"{LEAF} * 1,", ["x.t_()", "return x * 2"], 0),
     ("sizes of an argument, of a view", f"{LEAF},", ["y = x * 2", "v = y[0]", "y.t_()", "return v"], 2),
     ("sizes of an argument, of a view", f"{LEAF},", ["y = x * 2", "v = y[:1]", "v.squeeze_(0)", "return v"], 2),
@@ -175,13 +175,13 @@ PROGRAMS = [
         2,
     ),
     (
-        "memory is detached",
+        "a tensor is detached",
         f"{LEAF},",
         ["y = x.t().reshape(6)", "y.mul_(x.sum())", "w = y.detach()", "y.unsqueeze_(0)", "return w, y"],
         3,
     ),
     (
-        "memory is detached",
+        "a tensor is detached",
         f"{LEAF} * 1,",
         ["y = x.detach()", "y.mul_(x.sum())", "v = y.split(1)", "x.mul_(2)", "return v"],
         2,

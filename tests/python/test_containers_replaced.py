@@ -16,7 +16,28 @@ def _copied(value):
         return value.tolist()
     if isinstance(value, dict):
         return [(key, _copied(item)) for key, item in value.items()]
+    if isinstance(value, (_State, _Slots)):
+        return [(name, _copied(getattr(value, name))) for name in ("count", "seen", "kept", "inner")]
     return [_copied(item) for item in value] if isinstance(value, (list, tuple, collections.deque)) else value
+
+
+class _State:
+    """A state that each change copies, in the manner of a registry of backends or of `dataclasses.replace`."""
+
+    def __init__(self, former=None):
+        self.count, self.seen, self.kept, self.inner = 0, set(), [], None
+        if former is not None:
+            self.count, self.inner = former.count, former.inner
+            self.seen.update(former.seen)
+            self.kept.extend(former.kept)
+
+
+class _Slots:
+    __slots__ = ("count", "inner", "kept", "seen")
+
+    def __init__(self, former=None):
+        self.count, self.seen, self.kept = (0, (), ()) if former is None else (former.count, former.seen, former.kept)
+        self.inner = types.SimpleNamespace(scale=2.0) if former is None else former.inner
 
 
 def _run(make, body, wrap, between=lambda place, number: None):
@@ -102,6 +123,36 @@ def _only_written_and_moved(place, x):
     return x * 2
 
 
+def _object(place, x):
+    place.kept = _State(place.kept)
+    place.kept.seen.add("torch")
+    return x * len(place.kept.seen)
+
+
+def _object_that_counts(place, x):
+    place.kept = _State(place.kept)
+    place.kept.count += 1
+    return x * place.kept.count
+
+
+def _object_of_tensors(place, x):
+    former, place.kept = place.kept, _State(place.kept)
+    place.kept.inner = x * 2 if former.inner is None else former.inner + x
+    return place.kept.inner * 3
+
+
+def _object_that_stays_behind(place, x):
+    place.other, place.kept = place.kept, _State(place.kept)
+    place.other.count = 5
+    return x + place.kept.count
+
+
+def _object_with_slots(place, x):
+    place.kept = _Slots(place.kept)
+    place.kept.inner.scale += 1.0
+    return x * place.kept.inner.scale
+
+
 @pytest.mark.parametrize(
     "make, body",
     [
@@ -118,6 +169,21 @@ def _only_written_and_moved(place, x):
 )  # fmt: skip
 def test_as_in_eager(make, body):
     _same_as_eager(make, body)
+
+
+@pytest.mark.parametrize(
+    "make, body, most",
+    [
+        (_State, _object, _SOON),
+        (_State, _object_that_counts, _SOON + 1),
+        (_State, _object_of_tensors, _SOON),
+        (_State, _object_that_stays_behind, _SOON),
+        (_Slots, _object_with_slots, _SOON + 1),
+    ],
+)
+def test_objects_as_in_eager(make, body, most):
+    """A plain object that each call replaces by one made of it."""
+    _same_as_eager(make, body, most)
 
 
 def test_a_tuple_in_a_list_that_each_call_replaces():

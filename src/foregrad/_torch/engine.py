@@ -152,7 +152,7 @@ class ThreadDispatchMode(TorchDispatchMode):
 
 @contextlib.contextmanager
 def without_modes(function_mode: TorchFunctionMode | None, dispatch_mode: TorchDispatchMode) -> Iterator[None]:
-    """Context: these two modes see nothing; other modes do. `function_mode` may be off, or None."""
+    """Context: both modes see nothing; other modes see all. `function_mode` may be off, or None."""
     is_on = is_function_mode_on(function_mode)
     above: list[object] = []
     while (mode := _pop_mode()) is not dispatch_mode:

@@ -1,12 +1,11 @@
-"""Random generators that a function makes or seeds, and operators that draw from generators. Checked on torch 2.11.0,
-2.13.0.
+"""Random generators made, seeded or asked by a function are refused. Checked on torch 2.11.0, 2.13.0.
 
-While a thread captures, the methods of `torch.Generator` that seed a generator or tell its state are watched on that
-thread. The class is immutable for Python code, so its table is written to, and CPython told so. Nothing is learned
-from the state of a generator: other threads draw from the default one meanwhile.
+While a thread captures, the methods of `torch.Generator` for seeds and states are watched on the thread. The class is
+immutable for Python code, so its table is written to, and CPython told so. Nothing is learned from the state of a
+generator: other threads draw from the default one meanwhile.
 
-The name `torch.Generator` is bound to a class that makes generators and notes them: a generator that a function makes
-begins anew in each call. Known weakness: `type(generator) is torch.Generator` is False during a capture.
+The name `torch.Generator` is bound to a class whose calls are refused, too. Known weakness: `type(generator) is
+torch.Generator` is False during a capture.
 """
 
 from __future__ import annotations
@@ -40,6 +39,11 @@ _TELLS = (
     "clone_state",
     "__reduce__",
 )
+_SAID = (
+    dict.fromkeys(_SEEDS, ("seeds", "Seed before the call."))
+    | dict.fromkeys(_TELLS, ("reads the state of", "Read it before the call, and pass the result."))
+    | {"__init__": ("makes", "Make it before the call.")}
+)
 _table: dict[str, Any] = gc.get_referents(torch.Generator.__dict__)[0]
 _originals: dict[str, Any] = {name: _table[name] for name in (*_SEEDS, *_TELLS) if name in _table}
 
@@ -49,48 +53,9 @@ _PASSED_OVER = {__name__, "torch.random", "torch._compile", "torch._dynamo.eval_
 _HARMLESS = {"torch.utils.checkpoint"}
 
 
-def _address(generator: Any) -> int:
-    address: int = generator._cdata
-    return address
-
-
-class MadeGenerators:
-    """The generators that a function makes during a capture, with their initial states.
-
-    `drawn_from` gives the generators that recorded operators draw from. C++ hands these out as other Python objects, so
-    generators are identified by their address in C++.
-    """
-
-    def __init__(self, drawn_from: Callable[[], Iterable[torch.Generator]]) -> None:
-        self._drawn_from = drawn_from
-        self._states: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
-
-    def note(self, generator: torch.Generator) -> None:
-        with torch._C.DisableTorchFunction():
-            self._states[_address(generator)] = generator, _originals["get_state"](generator)
-
-    def __contains__(self, generator: Any) -> bool:
-        return isinstance(generator, _Original) and _address(generator) in self._states
-
-    def used(self) -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
-        """The made generators that operators draw from, with their initial states."""
-        drawn = {_address(generator) for generator in self._drawn_from()} if self._states else set()
-        return tuple(pair for key, pair in self._states.items() if key in drawn)
-
-    def unknown(self) -> bool:
-        """Whether operators draw from a new generator that was not made under the name `torch.Generator`."""
-        addresses = {_address(generator) for generator, _ in self._states.values()}
-        others = [
-            g for g in self._drawn_from() if _address(g) not in addresses and g is not default_generator(g.device)
-        ]
-        return any(_is_new(generator) for generator in others)
-
-    def allows(self, name: str, generator: torch.Generator) -> bool:
-        """Whether this method of the generator has equal results and effects in every call."""
-        if generator not in self:
-            return False
-        is_drawn = any(_address(used) == _address(generator) for used, _ in self.used())
-        return name == "initial_seed" or (name == "manual_seed" and not is_drawn)
+def are_new(generators: Iterable[torch.Generator]) -> bool:
+    """Whether a generator, the default generators apart, has the state of a new generator."""
+    return any(_is_new(generator) for generator in generators if generator is not default_generator(generator.device))
 
 
 def _is_new(generator: torch.Generator) -> bool:
@@ -102,22 +67,16 @@ def _is_new(generator: torch.Generator) -> bool:
 _Original = torch.Generator
 
 
-def _nothing_made() -> MadeGenerators | None:
-    return None
-
-
-_made_by_thread: Callable[[], MadeGenerators | None] = _nothing_made
+_is_capturing: Callable[[], bool] = bool
 
 
 class _Making(type):
     """The class of `_Generator`: calls make real generators, checks are `torch.Generator`'s."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        generator = _Original(*args, **kwargs)
-        generators = _made_by_thread()
-        if generators is not None and not _is_asked_by_torch():
-            generators.note(generator)
-        return generator
+        if _is_capturing():
+            _check("__init__")
+        return _Original(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _Original)
@@ -144,26 +103,16 @@ def asked_class() -> type:
     return _Generator
 
 
-def _is_asked_by_torch() -> bool:
-    return is_house_module(_module(sys._getframe(2)))
-
-
-def install(bind: Bind, made_by_thread: Callable[[], MadeGenerators | None]) -> None:
-    """Watch generators on threads that capture, where `made_by_thread()` is not None."""
-    global _made_by_thread
-    _made_by_thread = made_by_thread
+def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
+    """Watch generators on threads that capture."""
+    global _is_capturing
+    _is_capturing = is_capturing
 
     def watched(name: str, original: Any) -> Callable[..., Any]:
         def method(self: torch.Generator, *args: Any, **kwargs: Any) -> Any:
-            generators = made_by_thread()
-            if generators is None:
-                return original(self, *args, **kwargs)
-            if not generators.allows(name, self):
+            if is_capturing():
                 _check(name)
-            result = original(self, *args, **kwargs)
-            if name in _SEEDS and self in generators:
-                generators.note(self)
-            return result
+            return original(self, *args, **kwargs)
 
         method.__name__ = name
         return method
@@ -202,12 +151,9 @@ def _check(name: str) -> None:
             return  # restores the state around each function that it traces
         frame = frame.f_back
     where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "the function"
+    done, advice = _SAID[name]
     raise UnsupportedSideEffectError(
-        f"{where} seeds a random generator (`Generator.{name}`): a compiled call would not repeat this. Seed before "
-        "the call."
-        if name in _SEEDS
-        else f"{where} reads the state of a random generator (`Generator.{name}`): a compiled call would not repeat "
-        "this. Read it before the call, and pass the result."
+        f"{where} {done} a random generator (`Generator.{name}`): a compiled call would not repeat this. {advice}"
     )
 
 

@@ -42,7 +42,7 @@ def make_boxed_func(f: Callable[..., object]) -> Boxed:
     """`f(*args)` as a function that takes a list and empties it. Returns the result of `f`.
 
     No frame between the caller and `f` holds an argument, so `f` may free it. A graph module, or its `forward`,
-    runs as the eager backend's code for the present graph.
+    is compiled by the eager backend, from the graph as it is now.
 
     Examples:
         >>> import foregrad

@@ -70,11 +70,11 @@ def call_compiler(
     """
     how: dict[str, Any] = {"always": always, "failures": failures, "may_retry": may_retry}
 
-    def compile_part(part: fx.GraphModule, its: GraphRole, *, as_eager: bool = False) -> CompiledGraph:
-        return call_compiler(eager_compiler if as_eager else compiler, part, joint, its, **how)
+    def compile_part(part: fx.GraphModule, its: GraphRole) -> CompiledGraph:
+        return call_compiler(compiler, part, joint, its, **how)
 
     for cut in given("graphs compiled in parts"):
-        if (parts := cut(module, joint, role, as_eager=compiler is eager_compiler)) is not None:
+        if (parts := cut(module, joint, role)) is not None:
             gradients = sum(isinstance(slot, Grad) for slot in _slots(module, joint, role.phase))
             return CompiledGraph(*parts.compiled(role, gradients, compile_part))
     if failures is None or compiler is eager_compiler:
@@ -323,7 +323,7 @@ def get_aot_compilation_context() -> tuple[list[str], str, int]:
 
 
 def get_aot_graph_name() -> str:
-    """The name of the graph being compiled: `model__0_forward_1`.
+    """The name of the graph being compiled: `model__0_forward_1`. Also called `get_graph_being_compiled`.
 
     Examples:
         >>> import torch, foregrad

@@ -256,9 +256,10 @@ class Dispatcher:
 
     def recompiles(self) -> Recompiles:
         """Every compilation so far with its reasons, and the calls that ran eagerly."""
-        entries = [*self.refusals.entries, *self.transformed.refusals.entries]
-        eager = tuple(map(dataclasses.replace, entries))
-        own = Recompiles(self.name, tuple(self.compilations), eager)
+        both = self.refusals, self.transformed.refusals
+        eager = tuple(dataclasses.replace(entry) for refusals in both for entry in refusals.entries)
+        filling = tuple(dataclasses.replace(entry) for refusals in both for entry in refusals.filling)
+        own = Recompiles(self.name, tuple(self.compilations), eager, filling)
         for inner in self.inner():
             own = own.then(inner.recompiles())
         return own
@@ -341,7 +342,8 @@ class Dispatcher:
 
     def _is_full(self) -> bool:
         """Whether a comparison of a call with the graphs would hardly lead to a further one."""
-        return self.graphs.vain == math.inf or len(self.specializations) >= self.config.recompile_limit
+        is_over = self.graphs.vain == math.inf or self.fallbacks.only_raises
+        return is_over or len(self.specializations) >= self.config.recompile_limit
 
     def _lift(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], draws: tuple[LeadingPlace, ...] = ()

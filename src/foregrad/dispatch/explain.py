@@ -107,15 +107,19 @@ class EagerCalls:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Recompiles:
-    """The compilations of one function, in order, and the calls that ran eagerly; `str()` gives a report."""
+    """The compilations of one function, in order, and the calls that ran eagerly; `str()` gives a report.
+
+    `filling`: calls that ran eagerly to fill state, so that later calls are compiled; they are not among `eager`.
+    """
 
     name: str
     entries: tuple[Recompile, ...]
     eager: tuple[EagerCalls, ...] = ()
+    filling: tuple[EagerCalls, ...] = ()
 
     @property
     def eager_calls(self) -> int:
-        """How many calls ran eagerly."""
+        """How many calls ran eagerly, without those of `filling`."""
         return sum(entry.count for entry in self.eager)
 
     def then(self, other: Recompiles) -> Recompiles:
@@ -124,7 +128,9 @@ class Recompiles:
             dataclasses.replace(entry, number=len(self) + entry.number, earlier=entry.earlier + (len(self) if i else 0))
             for i, entry in enumerate(other.entries)
         ]
-        return Recompiles(self.name, (*self.entries, *later), (*self.eager, *other.eager))
+        return Recompiles(
+            self.name, (*self.entries, *later), (*self.eager, *other.eager), (*self.filling, *other.filling)
+        )
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -142,7 +148,7 @@ class Recompiles:
             lines.append(
                 f"graphs {entries[0].number} to {entries[-1].number}: {name}: {count} values, {before} to {now}"
             )
-        return [*lines, *map(str, self.eager)]
+        return [*lines, *map(str, (*self.filling, *self.eager))]
 
     def __str__(self) -> str:
         times = {0: "not compiled yet", 1: "compiled once"}.get(len(self), f"compiled {len(self)} times")
@@ -173,11 +179,11 @@ def is_float_text(text: str) -> bool:
 
 def split_reason(text: str) -> tuple[str, str, str]:
     """(reason, remedy, the user's line) from the text of a refusal."""
-    line = ""
+    text, line = line_last(text), ""
     if match := re.search(r" \(([^()]*:\d+ in .*)\)$", text):
         text, line = text[: match.start()], match[1]
     else:
-        place = re.search(r"(\S+:\d+ in \w+(?:: .*?(?= hands a| seeds|$))?)", text)
+        place = re.search(r"(\S+:\d+ in \w+(?:: .*$)?)", text)
         line = place[1] if place else ""
     sentences = re.split(r"(?<=[.!?]) (?=[A-Z`])", text.strip())
     if len(sentences) == 1:
@@ -231,7 +237,17 @@ def reason_of(function: Callable[..., object], name: str, error: BaseException) 
     line = _line_of(error) or _definition(function)
     if line and line.partition(" in ")[0] not in text:
         text += f" ({line})"
-    return with_cells(text)
+    return with_cells(line_last(text))
+
+
+def line_last(text: str) -> str:
+    """A message with the code that it quotes moved from the middle of its sentence to its end."""
+    for place in re.finditer(r" at ((\S+):(\d+) in [^\s:]+)", text):
+        code = linecache.getline(place[2], int(place[3])).strip()
+        quoted = f"{place[1]}: {code}"
+        if code and quoted in text and not text.endswith((quoted, f"{quoted})")):
+            return f"{text.replace(quoted, place[1])} ({quoted})"
+    return text
 
 
 def _cause_of(error: BaseException) -> str:

@@ -67,6 +67,7 @@ class Refusals:
         self.by_kind: dict[object, EagerCalls] = {}
         self.always: EagerCalls | None = None  # counts every call that fits no graph, once no kind is tried
         self.entries: list[EagerCalls] = []
+        self.filling: list[EagerCalls] = []  # calls that filled a cache: later ones are compiled
         self.once = once or OneWarning()
         self._growing: ById[EagerCalls, _Growing] = ById()
         self._tries = 0
@@ -118,12 +119,13 @@ class Refusals:
             "times the calls.)"
         )
 
-    def count_only(self, reason: str) -> EagerCalls:
+    def count_only(self, reason: str, *, is_fill: bool = False) -> EagerCalls:
         """Count one more call that runs eagerly for a reason that was reported elsewhere."""
-        entry = next((entry for entry in self.entries if entry.reason == reason), None)
+        entries = self.filling if is_fill else self.entries
+        entry = next((entry for entry in entries if entry.reason == reason), None)
         if entry is None:
             entry = EagerCalls(reason)
-            self.entries.append(entry)
+            entries.append(entry)
         entry.count += 1
         return entry
 
@@ -242,8 +244,7 @@ class Fallbacks:
     def _note_eager(self, error: UnsupportedError) -> None:
         """Note a call that can't be compiled since it changes state: in each call, or this once, to fill a cache."""
         self._fills += 1
-        if self._fills > _MOST_FILLS:
-            self.refusals.count_only(str(error))
+        self.refusals.count_only(str(error), is_fill=self._fills <= _MOST_FILLS)
         if self._fills > self.config.recompile_limit and self.config.error_on_recompile_limit:
             raise error
         if self.fills_too_often or isinstance(error, TensorTextError):

@@ -22,7 +22,7 @@ from ..config import Config
 from ..errors import EscapedTensorError, UnsupportedDataDependentError, UnsupportedSideEffectError
 from ..extend import CompileStage
 from ..frontend.call import FlatCall, StatefulFunction
-from ..graph.signature import DecisionInfo, Signature
+from ..graph.signature import ConstantOutput, DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
 from ..interrupts import held, is_interrupt
@@ -34,7 +34,7 @@ from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
 from ..tracing.tape.again import ArgumentsDiffer, NumberVaries
 from ..tracing.tape.collection import paused_collection
-from .explain import Difference, OneWarning, decided, warn_user
+from .explain import Difference, OneWarning, decided, line_last, warn_user
 from .guard_list import MISS, GuardList, GuardMaker, KeptGuards
 from .guards import CallGuards
 from .pipeline import Pipeline, Product, is_of_capture
@@ -191,7 +191,7 @@ class Paths:
     def past_limit(self, specializations: Sequence[Specialization]) -> None:
         """Warn, or raise if the settings say so."""
         if self.config.error_on_recompile_limit or not self.reason:
-            self.reason = self._message(specializations)
+            self.reason = line_last(self._message(specializations))
             if self.config.error_on_recompile_limit:
                 raise UnsupportedDataDependentError(self.reason)
             self.once.warn(self.reason + " Calls like this run eagerly from now on.")
@@ -224,9 +224,14 @@ def _ways(specializations: Sequence[Specialization]) -> set[tuple[str, ...]]:
 
 
 def _says_values(specializations: Sequence[Specialization]) -> bool:
-    """Whether two graphs print, log or warn, and differ because the text has a number."""
+    """Whether two graphs print, log or warn, and the texts differ because of a number."""
     saying = [s for s in specializations if any(write.is_said for write in s.signature.effects.python_writes)]
-    return len(_ways(saying)) > 1
+    return len(_ways(saying)) > 1 and len({tuple(_constants(s)) for s in saying}) > 1
+
+
+def _constants(specialization: Specialization) -> list[str]:
+    outputs = specialization.signature.structure.outputs
+    return [repr(info.value) for info in outputs if isinstance(info, ConstantOutput)]
 
 
 @dataclasses.dataclass(eq=False, repr=False)

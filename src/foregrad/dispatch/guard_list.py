@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -113,7 +114,7 @@ class GuardList:
         """The first guard that a call with the arguments, made now, would fail, as a `Difference`."""
         if self._first_difference is None:
             source = "def first_difference(args, kwargs):\n" + "".join(f"    {line}\n" for line in self._words())
-            globals_ = {**self.globals, "differs": functools.partial(_differs, self.steps)}
+            globals_ = {**self.globals, "differs": functools.partial(_differs, self.steps), "Words": Words}
             self._first_difference = compile_source(source, "first_difference", globals_, label="guards in words")
         return self._first_difference(args, kwargs)
 
@@ -282,10 +283,13 @@ class GuardMaker:
         """The conditions on symbolic sizes so far, by their tests over the variables of the symbols."""
         infos, table, inputs, slots = self.signature.symbols, self.joint.symbols, self.inputs, self.slots
         parts: dict[str, Guard] = {}
+        said: dict[str, str] = {}  # the user's name of each variable
         if not infos:
             return parts
         for info in infos:
-            name = slots[info.input] if info.dim is None else f"{slots[info.input]}.shape[{info.dim}]"
+            name = said[symbols[info.symbol]] = (
+                slots[info.input] if info.dim is None else f"{slots[info.input]}.shape[{info.dim}]"
+            )
             low, high = table.limits(info.symbol)
             test = range_text(table, info.symbol, symbols[info.symbol])
             parts[test] = Guard(test, name, f"from {low} to {high or 'any'}", symbols[info.symbol])
@@ -296,10 +300,11 @@ class GuardMaker:
             for dim, stride in enumerate(tensor.spec.stride)
             if is_symbolic(stride)
         ]
-        legend = ", ".join(f"{symbols[info.symbol]} is size {info.dim} of {slots[info.input]}" for info in infos)
         for test in (*others, *(expression_text(guard, symbols, self.bind) for guard in relations)):
-            expected, values = f"such that {test}, where {legend}", f"({', '.join(symbols.values())},)"
-            parts.setdefault(test, Guard(test, "the relation between sizes", expected, values))
+            told = re.sub(r"\w+", lambda word: said.get(word[0], word[0]), test)
+            words = {word: said[word] for word in re.findall(r"\w+", test) if word in said}
+            now = " + ', ' + ".join(f"{name + ' = '!r} + str({symbol})" for symbol, name in words.items())
+            parts.setdefault(test, Guard(test, "the relation between sizes", f"such that {told}", f"Words({now})"))
         return parts
 
     def history(self, sharing: Sharing | None, changed: Iterable[int]) -> None:

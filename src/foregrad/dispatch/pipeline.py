@@ -40,7 +40,6 @@ from ..partitioners.report import Parts
 from ..passes.aliasing import results_of
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import donated_inputs, writes_for_the_graph
-from ..passes.opaque import opaque_values
 from ..passes.stages import cut_in_stages
 from ..passes.zeros import only_gradients, without_tangents
 from ..phases import compiling, phase
@@ -195,7 +194,7 @@ class Pipeline:
             return module
         begin = time.perf_counter()
         with torch.no_grad(), engine.disable_autocast():
-            prepared = opaque_values().around(module, self.prepare_joint)
+            prepared = self.prepare_joint(module)
         if prepared is not module:
             prepared.meta[PREPARED] = True
             if joint is not None:

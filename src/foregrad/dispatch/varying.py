@@ -36,9 +36,10 @@ _MARK = "_foregrad_dynamic"
 def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: int | None = None) -> None:
     """Say that dimension `dim` of an argument varies from call to call, between `min` and `max` when given.
 
-    The first graph then already serves every size, instead of the second. Sizes 0 and 1 always get graphs of their
-    own. Raises `IndexError` for a dimension that the tensor does not have, `ValueError` when its size is out of
-    the range given. A program that only works for one size raises `UnsupportedError` when it is compiled.
+    The first graph then already serves every size of 2 or more, instead of the second. Sizes 0 and 1 always get graphs
+    of their own. A program that only works for one size warns and runs eagerly; it raises `UnsupportedError` with
+    `on_unsupported="raise"`, and by `capture`, `export` and `aot_function`. Raises `IndexError` for a dimension that
+    the tensor does not have, `ValueError` when its size is out of the range given.
 
     Examples:
         >>> import torch, foregrad
@@ -209,8 +210,8 @@ def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
         if value is not None:
             raise UnsupportedError(
                 f"dimension {info.dim} of {call.paths[argument]} was marked as dynamic, but `{name}` only works for "
-                f"size {value}: it uses the size as a plain number (in range, an index, int()) or compares it. "
-                "Leave the mark out, or compute with the size instead of reading it."
+                f"size {value}: an operator needs this size (a layer with {value} input features, say), or the program "
+                "compares it or needs the number. Leave the mark out, or compute with the size."
             )
     if not any(isinstance(info.source, MemoryOf) for info in joint.signature.inputs):
         return

@@ -11,6 +11,7 @@ from torch import fx
 
 from .._torch.graphs import ends_of
 from ..errors import GraphError, PartitionError
+from .effect_log import Handle
 from .meta import TensorSpec, nbytes_of, spec_of
 from .printing import print_graph
 from .role import outlined
@@ -24,8 +25,8 @@ class JointGraph:
 
     `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error`: the error of
     eager's backward, if the forward runs but can't be differentiated. `failing`: such errors for some outputs only, by
-    their position among the differentiable outputs. `raising`: for graph outputs, by number, the error of their
-    backward on a path to no input. `str()` gives Python source.
+    their position among the differentiable outputs. `raising`: errors on paths that end at no input (a leaf made
+    inside the function, say), by graph output. `str()` gives Python source.
 
     Examples:
         >>> import torch, foregrad
@@ -143,6 +144,10 @@ class JointGraph:
         from .printing import print_graph
 
         header = f"joint graph of {self.name}, after capture"
+        for result in self.signature.structure.outputs:
+            if isinstance(result, Handle) and result.input is not None:  # no output of the graph: a reader looks for it
+                view = "a view of " if result.steps else ""
+                header += f"\n{result.path} is {view}{self.signature.inputs[result.input].slot}"
         return print_graph(outlined(self.module, to_read=True), header=header, slots=self.slot_texts())
 
     def num_guards(self) -> int:

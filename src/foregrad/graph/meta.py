@@ -20,8 +20,6 @@ from .._torch.graphs import size_hint, strided_metadata, tensor_metadata
 from .._torch.nested import frozen
 from .._torch.symbols import Size, concrete, is_symbolic
 
-UNDESCRIBED: tuple[object, ...] = ()
-"""The spec of a node whose value no spec describes, as of an operator without results."""
 _UNKNOWN = object()
 _TOKENS: dict[object, object] = {}
 

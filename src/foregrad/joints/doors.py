@@ -119,7 +119,7 @@ def aot_compile_joint_with_descriptors(
 
     The result is called as `fn(*params, *buffers, *args, **kwargs)`, or with one list of all of these, flat; parameters
     and buffers in the order of `jd.params_spec` and `jd.buffers_spec`. It checks nothing of a call: shapes are those of
-    the graph. A code that `torch.compile` compiles may call it.
+    the graph. Code under `torch.compile` may call it.
 
     Args:
         partition_fn: splits the graph, as in `aot_function`.

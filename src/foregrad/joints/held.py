@@ -17,7 +17,7 @@ from .layout import Layout, inputs_of, is_tensor
 
 @dataclasses.dataclass(frozen=True)
 class HeldCapture:
-    """What was captured, and the state in which it was: fixed, however the graph is edited."""
+    """The captured function and its state at the capture: fixed, however the graph is edited."""
 
     joint: JointGraph
     layout: Layout

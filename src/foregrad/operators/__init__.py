@@ -1,1 +1,1 @@
-"""Operators and torch functions with rules of their own: attention, sparse values, functions of data."""
+"""Operators and torch functions with rules of their own: attention, branches, functions of data."""

@@ -37,8 +37,8 @@ def min_cut_rematerialization_partition(
     """Split a joint graph so that the fewest bytes are saved for the backward, recomputing cheap values.
 
     The arguments are as in PyTorch's partitioner. `static_lifetime_input_indices` are the inputs
-    that live on anyway, as parameters do; when given, keeping any further input alive has its price in bytes, otherwise
-    inputs are free. `compiler` is accepted and not used. Values tagged by `torch.utils.checkpoint` are saved and
+    that live on anyway, as parameters do: if given, saving any further input costs its bytes; if not, saving inputs
+    costs nothing. `compiler` is accepted and not used. Values tagged by `torch.utils.checkpoint` are saved and
     recomputed as asked.
 
     Examples:

@@ -90,11 +90,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A policy from a function of a `Candidate` that answers "save", "recompute", "offload", or None: no matter.
+    """A policy from a function of a `Candidate` that answers "save", "recompute", "offload", or None (no
+    preference).
 
     True and False mean the first two, and a `CheckpointPolicy` of PyTorch's counts by its name. Values answered by None
     are left to the partition: to the solver if there is a memory budget, else they are saved if the backward reads
-    them.
+    them. Four policies are there by name: `everything_saveable`, `nothing_saveable`, `dots_saveable` (saves products of
+    matrices, and attention) and `dots_with_no_batch_dims_saveable` (saves products without a batch dimension).
 
     Examples:
         >>> import torch, foregrad
@@ -165,10 +167,28 @@ _BATCHED = frozenset(
     }
 )
 
-everything_saveable = Policy(_Constant(SAVE))
-nothing_saveable = Policy(_Constant(RECOMPUTE))
-dots_saveable = Policy(_Operators(_UNBATCHED | _BATCHED))
-dots_with_no_batch_dims_saveable = Policy(_Operators(_UNBATCHED))
+
+def _documented(policy: Policy, text: str) -> Policy:
+    object.__setattr__(policy, "__doc__", text)  # the class is frozen; `inspect.getdoc` and editors show this text
+    return policy
+
+
+everything_saveable = _documented(Policy(_Constant(SAVE)), "Save every value that the backward reads.")
+nothing_saveable = _documented(
+    Policy(_Constant(RECOMPUTE)),
+    "Save no value that the forward computes: the backward computes them again from the inputs. Results of random "
+    "operators and of effects are saved, since these run once.",
+)
+dots_saveable = _documented(
+    Policy(_Operators(_UNBATCHED | _BATCHED)),
+    "Save the results of matrix products (`mm`, `addmm`, `mv`, `dot`, `bmm`, `baddbmm`) and of attention; compute all "
+    "else again.",
+)
+dots_with_no_batch_dims_saveable = _documented(
+    Policy(_Operators(_UNBATCHED)),
+    "Save the results of matrix products without a batch dimension (`mm`, `addmm`, `mv`, `addmv`, `dot`), those of "
+    "linear layers; compute all else again, attention included.",
+)
 
 
 def save_only_these_names(*names: str) -> Policy:

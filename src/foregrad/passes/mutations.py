@@ -22,7 +22,6 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..tracing.tape.opinfo import op_info
 from .aliasing import Memory, memory_of, results_of
-from .opaque import opaque_values
 
 aten = torch.ops.aten
 
@@ -91,7 +90,7 @@ def donated_inputs(partitioned: Partitioned) -> tuple[int, ...]:
     shared = Counter(memory_of(node) for node in results_of(partitioned.forward) if isinstance(node, fx.Node))
     saved = {node.name: node for node in partitioned.saved_nodes}
     takes = dict.fromkeys(ends_of(partitioned.backward)[0])
-    results = opaque_values().plain_results(partitioned.backward)
+    results = results_of(partitioned.backward)
     returned = {memory_of(node, takes)[0] for node in results if isinstance(node, fx.Node)}
     positions = []
     for i, node in enumerate(takes):

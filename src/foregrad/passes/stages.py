@@ -12,7 +12,6 @@ from ..graph.effect_log import Write
 from ..graph.joint import JointGraph, queued_to_arrive
 from ..graph.signature import Signature
 from ..graph.slots import Param
-from .opaque import opaque_values
 
 _KEY = "foregrad stage"
 
@@ -38,7 +37,7 @@ class Stage:
 
 def with_stages(joint: JointGraph, sizes: Sequence[int]) -> JointGraph:
     """The joint graph with the stages of its backward; see `_stages_of`."""
-    if joint.failing or joint.raising or joint.error is not None or opaque_values().nodes(joint.graph):
+    if joint.failing or joint.raising or joint.error is not None:
         return joint
     stages = _stages_of(joint.signature, sizes)
     gradients = dataclasses.replace(joint.signature.gradients, stages=stages)

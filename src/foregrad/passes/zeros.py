@@ -24,7 +24,6 @@ from ..errors import UnsupportedError
 from ..graph.calls import call_of
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.signature import GradientPaths
-from .opaque import opaque_values
 
 aten = torch.ops.aten
 
@@ -56,7 +55,6 @@ _LINEAR = {
     aten.rot90.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default,
     aten._linalg_solve_ex.default, aten._conj_physical.default, aten.index_fill.int_Tensor, aten.xlogy.Tensor,
     aten.special_xlog1py.default, aten._unsafe_masked_index_put_accumulate.default, operator.getitem,
-    aten._sparse_coo_tensor_with_dims_and_tensors.default,
 }  # fmt: skip
 # Operators that do so if the number that they fill in is zero: its position.
 _FILLS = {
@@ -108,21 +106,13 @@ def _cut_down(
     zero.
     """
     old = module.graph
-    opaque = opaque_values().nodes(old)
-    # The gradient of an embedding without indices is empty, and depends on no tangent.
-    empty = opaque - depending_on(old, tangents)
-    depends = depending_on(old, [*tangents, *empty])
-    zeros = _zeros(old, depends, [*missing])
+    zeros = _zeros(old, depending_on(old, tangents), [*missing])
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     sizes = _Sizes(graph, copies)
-    sums: list[fx.Node] = []
 
     def value(node: fx.Node) -> Any:
-        if node in opaque and node not in copies:  # a sparse zero is computed as before
-            copies[node] = graph.node_copy(node, value)
-            copies[node].meta = node.meta
-        elif node in zeros and node not in copies:
+        if node in zeros and node not in copies:
             copies[node] = _materialized(graph, node, sizes)
         return copies[node]
 
@@ -130,14 +120,14 @@ def _cut_down(
         if node.op == "placeholder" and node in zeros:
             continue
         if node.op == "output":
-            alive = depending_on(old, [*(t for t in tangents if t not in missing), *empty])
+            alive = depending_on(old, [t for t in tangents if t not in missing])
             gradients = [
                 value(g) if g is not None and leads(i, g in alive, g in zeros) else None
                 for i, g in enumerate(node.args[0])
             ]
             graph.output(gradients)
         elif node not in zeros:
-            survivor = _other_summand(node, zeros, opaque)
+            survivor = _other_summand(node, zeros)
             if survivor is not None:
                 copies[node] = copies[survivor]
                 continue
@@ -151,9 +141,6 @@ def _cut_down(
             else:
                 copies[node] = graph.node_copy(node, value)
             copies[node].meta = node.meta
-            if opaque and node.target is aten.add.Tensor and node.args[0] not in opaque:
-                sums.append(copies[node])
-    _reorder(sums, opaque_values().nodes(graph) if sums else set())
     graph.eliminate_dead_code(is_impure_node=_stays)
     return make_graph_module(module, graph, "PartialBackward")
 
@@ -197,29 +184,18 @@ def _is_linear(node: fx.Node) -> bool:
     return name.startswith("aten::") and name.endswith(("_backward", "_backward_data"))
 
 
-def _other_summand(node: fx.Node, zeros: set[fx.Node], opaque: set[fx.Node]) -> fx.Node | None:
-    """For the sum of a zero and a value of equal layout: the value. For a dense zero and a sparse gradient: the
-    gradient, left sparse as in eager.
-    """
+def _other_summand(node: fx.Node, zeros: set[fx.Node]) -> fx.Node | None:
+    """For the sum of a zero and a value of equal layout: the value."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
     a, b = node.args
     if not isinstance(a, fx.Node) or not isinstance(b, fx.Node) or (a in zeros) == (b in zeros):
         return None
     other = b if a in zeros else a
-    if not opaque.isdisjoint((a, b)):
-        return other
     have, want = spec_of(other), spec_of(node)
     if isinstance(have, TensorSpec) and isinstance(want, TensorSpec) and have.same_layout(want):
         return other
     return None
-
-
-def _reorder(sums: list[fx.Node], opaque: set[fx.Node]) -> None:
-    """Swap the summands if the first has become opaque: autograd then adds it to the incoming gradient."""
-    for node in sums:
-        if node.args[0] in opaque:
-            node.args = (*reversed(node.args),)
 
 
 def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> fx.Node:

@@ -41,13 +41,14 @@ def plan(
 
     The model and its arguments may be on `meta`, fakes, or real; they are captured as they are. With an accelerator
     as the device, attention and dropout take its operators. The step is forward, backward and the optimizer's step;
-    the loss is the result, its `loss`, or the only number with a gradient in it.
+    the loss is the result, its `loss`, or the only number with a gradient in it. A result that is no single number is
+    planned as it is, its gradient being ones: what the loss itself would need is left out.
 
     Args:
         fn_or_module: what is trained.
         *args: what it is called with.
         optimizer: a class (`torch.optim.AdamW`), its name, a function of a list of parameters, or an optimizer over the
-            model's. Its state is told from its own first step. None: no optimizer.
+            model's. Its state is found by its own first step, on fake tensors. None: no optimizer.
         device: a name in `foregrad.planning.DEVICES`, "cpu", a `Device`, or a dict of its fields. None: "cpu" where
             real or fake tensors are on the CPU; "h100" where they are on `meta`.
         budget: the bytes that a rank may have alive: an integer, text with a unit ("80 GiB"), or a share of the
@@ -57,13 +58,14 @@ def plan(
         shares: of the published peaks that are assumed: `{"flops": 0.7, "bandwidth": 0.8, "link": 0.75}`.
         policies: more choices by name: each a partition or policy as `foregrad.partition` takes.
         sizes: values that the model asks of tensors without values, by the line that asks: a number, or how many
-            elements a mask chooses: `{"model.py:41": 128}`. The error for a value that lacks has the line to write.
+            elements a mask chooses: `{"model.py:41": 128}`. If a value is missing, the error has the entry to add.
         **kwargs: what it is called with, but for the names above.
 
     Raises:
-        PlanError: an unknown device, a mesh that is not planned, a function without a loss, an optimizer that needs
-        values. BudgetError: no choice keeps to the budget that was asked for; the message has the least and what
-        holds it. UnsupportedDataDependentError: the model needs a value that is not there.
+        PlanError: an unknown device, a mesh that is not planned, several results with gradients and none called
+        `loss`, no parameter that requires gradients, an optimizer that needs values. BudgetError: no choice keeps to
+        the budget that was asked for; the message has the least and what holds it. UnsupportedDataDependentError: the
+        model needs a value that is not there.
 
     Examples:
         >>> import torch, foregrad
@@ -287,7 +289,7 @@ def _shard_bytes(tensor: torch.Tensor, ranks: Ranks) -> int:
 
 
 def _units(parameters: list[Held], layers: Layers, ranks: Ranks) -> list[Unit]:
-    """The layers, and what is outside of them, first."""
+    """The layers; first, the parts outside the layers."""
     sums: dict[str, list[int]] = {"": [0, 0, 0]}
     parts: dict[str, list[int]] = {}
     for one in parameters:

@@ -74,7 +74,7 @@ class Largest:
 class Plan:
     """The memory and time of a training step of one rank, in bytes and seconds.
 
-    `standing`: bytes in use all the time. `choices`: ways to train beside one another. `modules`: work by module,
+    `standing`: bytes in use all the time. `choices`: the ways to train, a `Choice` each. `modules`: work by module,
     numbers in paths left out. `total`: the work of a step that computes nothing twice. `budget`: the bytes that a
     rank may have alive; None where the device's memory is not known.
 

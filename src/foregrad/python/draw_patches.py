@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from .._torch.asked import tell_type
+from ..errors import UnsupportedSideEffectError
 from ..identity import class_property
 from ..locks import Bind, ProcessPatch, Replacements, bound
 from .drawn_arrays import from_numpy
@@ -164,6 +165,23 @@ def _wrap_numpy(bind: Bind) -> None:
     numpy = sys.modules.get("numpy.random")
     for name in _OF_NUMPY if numpy is not None else ():
         bind(numpy, name, wrapper_of(getattr(numpy, name), f"numpy.random.{name}"))
+    if numpy is not None:
+        bind(numpy, "shuffle", _shuffling(numpy.shuffle))
+
+
+def _shuffling(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A write to an array by a draw is no draw of numbers."""
+
+    def shuffle(x: Any) -> Any:
+        draws = getattr(_active, "draws", None)
+        if draws is not None and _is_users():
+            raise UnsupportedSideEffectError(
+                f"`{draws.name}` shuffles in place by NumPy's generator. Take `a[np.random.permutation(len(a))]`, or "
+                "shuffle before the call."
+            )
+        return original(x)
+
+    return shuffle
 
 
 def _wrap_names(module: Any, bind: Bind) -> None:
@@ -173,7 +191,7 @@ def _wrap_names(module: Any, bind: Bind) -> None:
 
 
 _RANDOM = _Group((*random.__all__, "_randbelow"), _wrap_random)
-_GROUPS = [_RANDOM, _Group(_OF_NUMPY, _wrap_numpy)]
+_GROUPS = [_RANDOM, _Group((*_OF_NUMPY, "shuffle"), _wrap_numpy)]
 _GROUPS += [_Group(NAMES_OF[of], functools.partial(_wrap_names, of)) for of in (time, os)]
 _FROM_ARRAYS = _Group((), lambda bind: bind(torch, "from_numpy", from_numpy))
 

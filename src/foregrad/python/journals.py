@@ -1,9 +1,9 @@
-"""Containers that a run only adds to: the additions are noted, and compiled calls make them to the present contents.
+"""Containers that a run only adds to: the additions are noted, and compiled calls add to the present contents.
 
 A list that grows by an item in each call differs in each: guards on its items would fail every time. A run that changes
 a container's number of items is repeated with a stand-in for the container, see `Notes`. Methods that give nothing
-(`append`, `update`, ...) and items that are set are noted, in order. For any other question to the stand-in, from
-Python or an extension, the run needs an answer: then it is repeated once more without.
+(`append`, `update`, ...) and items that are set are noted, in order. For a further question to the stand-in, from
+Python or an extension, the run needs an answer: then the run is repeated once more without.
 
 A run that replaces a user's object is treated likewise: without questions to the old object, any object of its class
 may be there.
@@ -88,6 +88,19 @@ class Notes:
         self.is_read = True
         raise UnsupportedSideEffectError("a container that grows is read")  # nobody sees it: the run is repeated
 
+    def item(self, key: Any) -> Any:
+        """The item at a key or a negative index, added by the last calls."""
+        is_list, left = isinstance(self.real, _LISTS), -key if type(key) is int else 0
+        length = getattr(self.real, "maxlen", None)
+        known = left > 0 and (length is None or left <= length) if is_list else is_plain(key)
+        for name, args in reversed(self.calls if known else ()):
+            if name != ("append" if is_list else "__setitem__") or not (is_list or is_plain(args[0])):
+                break  # may have put an item at this place, too
+            left -= 1
+            if left == 0 if is_list else args[0] == key:
+                return self.refuse() if type(args[-1]) is Text else args[-1]
+        return self.refuse()
+
     def write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if kwargs or not isinstance(self.real, _WRITERS[name]) or len(args) != _COUNTS.get(name, 1):
             self.refuse()
@@ -98,7 +111,7 @@ class Notes:
         self.calls.append((name, args))
 
     def _snapshot(self, values: Any) -> Any:
-        """An iterable's present items, as `extend` and `update` see them."""
+        """An iterable's present items, for `extend` and `update`."""
         if isinstance(self.real, dict) and hasattr(values, "keys"):
             return {key: values[key] for key in values.keys()}  # noqa: SIM118 - as `update` does
         return list(values)
@@ -130,7 +143,9 @@ def _writer(name: str) -> Callable[..., None]:
 def _reader(name: str) -> Callable[..., Any]:
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
         notes = self._foregrad_notes
-        return getattr(notes.real, name)(*args, **kwargs) if notes.is_anothers() else notes.refuse()
+        if notes.is_anothers():
+            return getattr(notes.real, name)(*args, **kwargs)
+        return notes.item(*args) if name == "__getitem__" else notes.refuse()
 
     return read
 

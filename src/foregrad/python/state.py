@@ -83,9 +83,7 @@ class PythonState:
         self._put_stand_ins(self.before.drawing, self.before.iterators)
 
     def begins(self, code: CodeType) -> None:
-        """Put stand-ins for the draws and iterators that a walk finds through code about to run; none once the function
-        has returned, when nobody would take them out.
-        """
+        """Put stand-ins for the draws and iterators found through code about to run, until the function returns."""
         found = self.before.enter(code)
         if self._stands_in:
             self._put_stand_ins(*found)
@@ -130,7 +128,7 @@ class PythonState:
         )
 
     def _refuse_taking(self, iterator: str, where: Callable[[], str] | None = None) -> NoReturn:
-        self._failed = _used_up_error(self.name, iterator if where is None else f"{iterator} at {where()}")
+        self._failed = _used_up_error(self.name, iterator if where is None else f"`{iterator}` at {where()}")
         raise self._failed
 
     def raise_failed(self) -> None:
@@ -504,7 +502,7 @@ class RunArguments:
         places = state.references_to(container)
         return bool(places) and all(
             not lifted.isdisjoint({(id(holder.target), key), (id(holder.place), key)})
-            or self.is_lifted(holder.target, state, inside | [container])
+            or self.is_lifted(holder.target if holder.owner is None else holder.owner, state, inside | [container])
             for holder, key in places
         )
 

@@ -18,7 +18,7 @@ from .._torch.symbols import is_symbolic
 from ..errors import EscapedTensorError, UnsupportedSideEffectError
 from ..frontend.openings import Unwrap
 from ..frontend.source import ABSENT
-from ..frontend.tree import Opened, Tree, check_leaves, flatten, is_leaf, list_of, open_objects
+from ..frontend.tree import Opened, Tree, check_leaves, flatten, is_leaf, list_of, open_arguments, open_objects
 from ..frontend.values import is_plain
 from ..identity import ById, IdSet
 from ..tracing.tape.collection import Newborns
@@ -232,8 +232,9 @@ class PythonWrites:
             return False
         if (holder := self._holders.get(before)) is not None:  # the run wrote to it
             before, now = holder.before, holder.kind.read(now)
-        (leaves, tree), (_, other) = flatten(before), flatten(now)
-        return tree.kind != "leaf" and tree == other and all(map(is_leaf, leaves))
+        opened, other = (open_arguments((value,), {}, lambda _: None) for value in (before, now))
+        is_opened = opened.tree.children[0].children[0].kind != "leaf"
+        return is_opened and opened.tree == other.tree and all(map(is_leaf, opened.leaves))
 
     def _check_growth(self, holder: Holder, written: list[Any]) -> None:
         """A container with a new length after each call differs for each: no graph is right twice. An emptied container

@@ -83,7 +83,7 @@ class CutAtRegion:
         return run, None, ()
 
 
-def cut_at_region(module: fx.GraphModule, joint: JointGraph, role: GraphRole, *, as_eager: bool) -> CutAtRegion | None:
+def cut_at_region(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> CutAtRegion | None:
     """The parts of a backward around the first call of a region's backward."""
     if role.phase == "forward" or not joint.graph.find_nodes(op="call_function", target=CALL):
         return None

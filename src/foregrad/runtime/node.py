@@ -31,7 +31,6 @@ from ..graph.source import Names, compile_source, unpacked
 from ..identity import attributed
 from ..passes.aliasing import memory_of
 from ..passes.keep import is_alias
-from ..passes.opaque import opaque_values
 from ..passes.zeros import backward_acts
 from .anomaly import watched
 from .compiled import Compiled
@@ -110,8 +109,6 @@ class _NodeRenderer:
         self.has_marks |= any(update.differentiable and update.output in passed for update in signature.updates)
         self.effects = signature.backward
         self.is_native = compiled.native and native() is not None and not self.has_marks and not self.effects
-        self.as_they_come = opaque_values().as_they_come(self.partitioned.backward)
-        self.is_native &= not self.as_they_come
         self.has_marks |= bool(passed) and not self.is_native
         self.release = Release(self.partitioned, taken if compiled.make_derived is not None else [])
         self.names = Names(["ctx", "others"])
@@ -399,9 +396,7 @@ class _NodeRenderer:
         """Lines that copy a tangent into capture's strides where its strides differ."""
         lines = []
         self.globals["laid_out"] = laid_out
-        for i, (name, spec) in enumerate(zip(self.tangents, self.signature.gradients.tangent_specs, strict=True)):
-            if i in self.as_they_come:
-                continue
+        for name, spec in zip(self.tangents, self.signature.gradients.tangent_specs, strict=True):
             if any(map(is_symbolic, spec.stride)):
                 order = repr(memory_order(spec))
                 self.globals["in_order"] = in_order
@@ -485,7 +480,6 @@ def _partial(
     )
     graphs: dict[object, Any] = {}
     num_sizes = len(compiled.partitioned.saved_sizes)
-    as_they_come = opaque_values().as_they_come(compiled.partitioned.backward)
 
     def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> object:
         if is_unclear or acts():
@@ -503,8 +497,8 @@ def _partial(
         if graph is None:
             graph = graphs[mask, needs_input_grad] = compiled.make_partial_backward(mask, needs_input_grad)
         present = [
-            t if i in as_they_come else as_captured(t, spec)
-            for i, (t, spec) in enumerate(zip(tangents, signature.gradients.tangent_specs, strict=True))
+            as_captured(t, spec)
+            for t, spec in zip(tangents, signature.gradients.tangent_specs, strict=True)
             if t is not None
         ]
         saved = saved_in_part(ctx, graph.read[num_sizes:])

@@ -138,7 +138,7 @@ class Aspect:
         return ()
 
     def guards(self, run: Settled) -> Iterable[CallGuard]:
-        """Conditions under which a call may use the graph, besides those of the capture itself."""
+        """Conditions under which a call may use the graph, besides the capture's own conditions."""
         return ()
 
     def finished(self, run: Finished) -> None:

@@ -14,7 +14,7 @@ class VerificationError(AssertionError):
 
     Example:
         >>> import foregrad
-        >>> issubclass(foregrad.VerificationError, AssertionError)  # a test that raises it fails, and is no error
+        >>> issubclass(foregrad.VerificationError, AssertionError)  # pytest reports a failure, not an error
         True
     """
 
@@ -30,11 +30,11 @@ class StageResult:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Verification:
-    """How a compiled function is to eager. `str()` is a report.
+    """The result of comparing a compiled function with eager. `str()` is a report.
 
     `stages`: each by itself, in order; `differences`: visible differences, by name; `culprit`: the first
-    operator that is wrong; `reproducer`: the path of a program that shows it. `seconds`: of all, and of the compilation
-    among it.
+    operator that is wrong; `reproducer`: the path of a program that shows it. `seconds`: the whole time;
+    `compile_seconds`: the time of the compilation.
 
     Example:
         >>> import torch, foregrad

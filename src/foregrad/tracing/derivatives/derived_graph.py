@@ -44,7 +44,7 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class DerivedOutput:
-    """One value that the derivative gives; its spec is `UNDESCRIBED` where it is sparse."""
+    """One value that the derivative gives."""
 
     fake: torch.Tensor
     entry: Entry

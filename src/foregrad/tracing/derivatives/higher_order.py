@@ -23,9 +23,9 @@ from torch import fx
 from ..._torch.graphs import symbol_of
 from ..._torch.symbols import Size, concrete, has_symbolic
 from ..._torch.wrappers import is_wrapper, parts_of
-from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError, without_frames
+from ...errors import ForegradError, UnsupportedError, without_frames
 from ...frontend.openings import opener
-from ...graph.meta import UNDESCRIBED, TensorSpec, contiguous_strides
+from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.slots import Grad, Part, Slot, Tangent
 from ...graph.tangents import CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind, place_of_size
 from ...identity import ById
@@ -183,14 +183,7 @@ class Differentiation(RecordedBackward):
             return ValueRef("tangent", known[fake])
         number = next((n for n, output in enumerate(self.outputs) if output.fake is fake), len(self.outputs))
         if number == len(self.outputs):
-            entry = self.recorder.entry_of(fake)
-            if entry.spec is UNDESCRIBED and self.create_graph:
-                raise UnsupportedLayoutError(
-                    f"`{self.session.name}` was differentiated with create_graph=True, and its {slot} is sparse and "
-                    "can't be differentiated again. Use an embedding with sparse=False there, or compute the "
-                    "gradient of the gradient in eager mode."
-                )
-            spec = entry.spec if entry.spec is UNDESCRIBED else self.recorder.value_of(fake).spec
+            entry, spec = self.recorder.entry_of(fake), self.recorder.value_of(fake).spec
             self.outputs.append(DerivedOutput(fake, entry, spec, slot))
         return ValueRef("output", number)
 

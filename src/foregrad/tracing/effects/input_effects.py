@@ -169,7 +169,7 @@ def _moving(analysis: Analysis) -> tuple[set[int], set[int]]:
 
 
 def _counted_with(others: set[int], records: list[InputRecord], index: int) -> bool:
-    """Whether moving the version of one of the others moves this one's, too."""
+    """Whether moving any further tensor's version moves the tensor's version, too."""
     return any(share_counters(records[i].real, records[index].real) for i in others)
 
 

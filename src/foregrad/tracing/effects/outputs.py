@@ -111,7 +111,7 @@ def _marked(analysis: Analysis, leaf: torch.Tensor, value: Value, handle: Handle
 
 
 def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
-    """The output, whatever it was before it took another tensor's memory over."""
+    """The output, be it as before or with a second tensor's memory."""
     recorder = analysis.recorder
     value = recorder.value_of(leaf)
     if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):

@@ -119,16 +119,6 @@ class Host(Hooks):
         return NotImplemented
 
 
-class OpaqueTensors(Protocol):
-    """The aspect that owns a recorder's tensors without a known memory."""
-
-    def run(self, func: object, args: Args, kwargs: Kwargs) -> Any:
-        """An operator's result for a tensor of the kind among its arguments; `NotImplemented` where there is none."""
-
-    def refused(self) -> Exception:
-        """The error for a use of the tensor that no graph holds."""
-
-
 class Recording(Protocol):
     """See `Recorder`, the only implementation."""
 
@@ -149,8 +139,6 @@ class Recording(Protocol):
     decisions: Any
     borrowed: list[tuple[torch.Tensor, Value]]
     late: Any
-    opaque: ById[torch.Tensor, Entry]
-    opaque_owner: OpaqueTensors | None
 
     def __enter__(self) -> Any: ...
 

@@ -145,10 +145,6 @@ class Recorder(Trace, ThreadDispatchMode):
             watch(func, self.tape.entries)
         if plan.is_query:
             return self.kernels(func, args, kwargs)
-        if self.opaque_owner is not None:
-            result = self.opaque_owner.run(func, args, kwargs)
-            if result is not NotImplemented:
-                return result
         if plan.decomposition is not None:
             with bound(self, "original", self.original or func), self:
                 result = plan.decomposition(*args, **kwargs)

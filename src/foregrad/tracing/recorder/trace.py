@@ -21,7 +21,6 @@ from ...graph.meta import TensorSpec
 from ...identity import ById
 from ...locks import bound
 from ..heap.alias import Value
-from ..heap.recording import OpaqueTensors
 from ..kernels.plans import PLAIN, draws_nothing
 from ..tape.opinfo import MAYBE_UNDEFINED, item_or_empty
 from ..tape.origin import Made, Origins, user_line
@@ -49,8 +48,6 @@ class Trace(abc.ABC):
         self.recompute: Any = None
         self.original: Any = None  # the outermost operator that is being decomposed
         self.decisions: Decisions
-        self.opaque: ById[torch.Tensor, Entry] = ById()  # tensors without a `Value`: no memory is known
-        self.opaque_owner: OpaqueTensors | None = None  # who made them
 
     def backward_runs(self) -> contextlib.AbstractContextManager[None]:
         """Context: entries are recorded as part of the backward."""
@@ -173,7 +170,7 @@ class Trace(abc.ABC):
 
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether it is one of the capture's own."""
-        return tensor in self.values or tensor in self.opaque
+        return tensor in self.values
 
     # ---------------------------------------------------------------- from tensors to entries
 
@@ -211,8 +208,6 @@ class Trace(abc.ABC):
     def value_of(self, tensor: torch.Tensor) -> Value:
         value = self.values.get(tensor)
         if value is None:
-            if self.opaque_owner is not None and tensor in self.opaque:
-                raise self.opaque_owner.refused()
             raise UnsupportedSideEffectError(
                 f"a tensor {TensorSpec.of(tensor)} was made outside the capture (on a second thread, or with its "
                 f"modes off), and is used at {user_line(self.origins.here())}. Make it before the call, or in a "
@@ -221,8 +216,8 @@ class Trace(abc.ABC):
         return value
 
     def entry_of(self, tensor: torch.Tensor) -> Entry:
-        """The entry that gives the tensor's present value, an opaque tensor's too."""
-        return self.opaque.get(tensor) or self.value_of(tensor).read(self.emit)
+        """The entry that gives the tensor's present value."""
+        return self.value_of(tensor).read(self.emit)
 
     def contents(self, tensor: torch.Tensor) -> torch.Tensor:
         """A real tensor of the contents of `tensor`, in every call that the graph is right for."""
@@ -239,8 +234,8 @@ class Trace(abc.ABC):
         if tensor.layout is not torch.strided:
             raise UnsupportedLayoutError(
                 f"a tensor of layout {tensor.layout} was made at {user_line(self.origins.here())}. Only strided "
-                "tensors can be compiled: call .to_dense() first, or put the computation into a function that "
-                "`foregrad.eager_region` marks."
+                "tensors can be compiled: call .to_dense() first, make the embedding with sparse=False, or put the "
+                "computation into a function that `foregrad.eager_region` marks."
             )
         return TensorSpec.of(tensor)
 

@@ -53,7 +53,7 @@ class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for anoth
         self.name, self.path, self.taken = name, path, taken
 
     def refusal(self) -> UnsupportedSideEffectError:
-        """The error for a call of which these can't be arguments, as others are."""
+        """The error for a call that can't have these values as arguments."""
         return UnsupportedSideEffectError(
             f"`{self.name}` takes from {self.path} differently in each call; draw before the call."
         )

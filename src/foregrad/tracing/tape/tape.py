@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def tensor(self) -> TensorSpec:
-        """The spec of an entry that is one tensor; `UNDESCRIBED` where no layout fits."""
+        """The spec of an entry that is one tensor."""
         held: Any = self.spec
         spec: TensorSpec = held
         return spec

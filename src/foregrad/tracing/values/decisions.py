@@ -294,7 +294,7 @@ class Known:
 
 
 class KnownDecisions(Decisions):
-    """The decisions of one derivative after the other; `of_capture`: those of the function itself."""
+    """The decisions of each derivative in turn; `of_capture`: the function's own decisions."""
 
     def __init__(self, before: Decisions, numbering: Numbering) -> None:
         super().__init__(numbering.tape, lambda _entry: None, before.numbers, before.sizes)
