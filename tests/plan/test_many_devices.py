@@ -205,3 +205,35 @@ def test_ranks_that_are_gone_are_named():
         model = split(model, init_device_mesh("cpu", (8,)))
     with pytest.raises(PlanError, match=r"in a process group .* that is not there: plan it where its mesh was made"):
         foregrad.plan(model, x, labels)
+
+
+class Trainer:
+    """A model in an attribute, and the step as a method."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def step(self, x, labels):
+        return self.model(x, labels)
+
+
+def as_list(model):
+    models = [model]
+    return lambda x, labels: models[0](x, labels)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize(
+    "door",
+    [lambda model: lambda *args: model(*args), as_list, lambda model: Trainer(model).step],
+    ids="lambda list method".split(),
+)
+def test_the_shards_of_a_function_are_those_of_its_model(door, reshard):
+    with torch.device("meta"):
+        model, x, labels = Net(), torch.empty(128, 64), torch.zeros(128, dtype=torch.long)
+    settings = {"optimizer": "AdamW", "device": "h100", "mesh": {"fsdp": 4, "reshard": reshard}}
+    expected = foregrad.plan(model, x, labels, **settings)
+    found = foregrad.plan(door(model), x, labels, **settings)
+    assert {one.name: one.peak for one in found.choices} == {one.name: one.peak for one in expected.choices}
+    assert found.choice("eager").peak is not None
+    assert found.collectives == expected.collectives

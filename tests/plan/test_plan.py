@@ -443,3 +443,15 @@ def test_marked_arguments_are_planned_by_their_sizes():
         foregrad.mark_dynamic(tensor, 0)
     found = foregrad.plan(model, x, labels, optimizer="Adam", device="l4")
     assert [(one.name, one.peak) for one in found.choices] == [(one.name, one.peak) for one in expected.choices]
+
+
+@pytest.mark.parametrize("mesh", [None, {"fsdp": 4}], ids=["alone", "fsdp"])
+def test_a_model_is_its_blocks_and_what_ties_them(mesh):
+    def peaks(layers):
+        with torch.device("meta"):
+            model, x, labels = Net(layers), torch.empty(1024, 64), torch.zeros(1024, dtype=torch.long)
+        plan = foregrad.plan(model, x, labels, optimizer="AdamW", device="h100", mesh=mesh)
+        return {one.name: one.peak for one in plan.choices}
+
+    few, more, whole = peaks(3), peaks(4), peaks(9)
+    assert whole == {name: few[name] + 6 * (more[name] - few[name]) for name in whole}

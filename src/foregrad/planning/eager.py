@@ -64,6 +64,20 @@ class _Twins:
             self._memo[id(value)] = make(self, value)
         return self._memo[id(value)]
 
+    def owner(self, path: str, parameters: Sequence[Any]) -> nn.Module:
+        """The module that has these parameters and no more, by the end of its path in the step."""
+        wanted = {id(one) for one in parameters}
+        known = ((name, part) for module in self.modules for name, part in module.named_modules())
+        named = ((name, part) for name, part in known if not name or f".{path}".endswith(f".{name}"))
+        found: list[tuple[int, nn.Module]] = [
+            (len(name), part) for name, part in named if {id(one) for one in part.parameters()} == wanted
+        ]
+        if not found:
+            raise PlanError(
+                f"no module has the parameters of {path}, and no others: the time of its gather is not known"
+            )
+        return max(found, key=lambda one: one[0])[1]
+
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if is_wrapper(tensor):
             if not all(part.is_meta for part in parts_of(tensor)):
@@ -292,12 +306,10 @@ class _ShardedRun:
     """The hooks of `fully_shard` on a model's units, in running order."""
 
     def __init__(
-        self, record: StorageLog, model: nn.Module, layers: Layers, ranks: Ranks, units: Sequence[Unit]
-    ) -> None:
+        self, record: StorageLog, twins: _Twins, parameters: Mapping[str, list[Any]], ranks: Ranks,
+        units: Sequence[Unit],
+    ) -> None:  # fmt: skip
         self.record, self.ranks = record, ranks
-        parameters: dict[str, list[nn.Parameter]] = {}
-        for name, one in model.named_parameters():
-            parameters.setdefault(layers.of(name), []).append(one)
         found = {unit.path: _Gathered(record, unit, parameters.get(unit.path, []), ranks.fsdp) for unit in units}
         self.root = found.pop("", _Gathered(record, Unit("", 0, 0, 0), [], ranks.fsdp))
         self.order: list[_Gathered] = []
@@ -305,7 +317,7 @@ class _ShardedRun:
         self.reducing: int | None = None
         self.reduced: set[int] = set()
         for path, unit in found.items():
-            part = model.get_submodule(path)
+            part = twins.owner(path, parameters[path])
             part.register_forward_pre_hook(functools.partial(self._before, unit), prepend=True, with_kwargs=True)
             part.register_forward_hook(functools.partial(self._after, unit))
 
@@ -384,9 +396,11 @@ def eager_of(
     record = StorageLog(twins, recipe.device)
     run = None
     if recipe.ranks.fsdp > 1:
-        if not isinstance(function, nn.Module):
-            raise PlanError("the shards of a function are foreseen in foregrad's order alone: pass the module")
-        run = _ShardedRun(record, function, layers, recipe.ranks, units)
+        held = ((one.name, twins.of(one.tensor)) for one in step.of_kind("parameter"))
+        parameters: dict[str, list[Any]] = {}
+        for name, one in function.named_parameters() if isinstance(function, nn.Module) else held:
+            parameters.setdefault(layers.of(name), []).append(one)
+        run = _ShardedRun(record, twins, parameters, recipe.ranks, units)
     for module in twins.modules:
         record.watch(module, functools.partial(_kernels, recipe))
     said = SaidValues({**step.known, **recipe.sizes})

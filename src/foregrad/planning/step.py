@@ -24,6 +24,7 @@ from .asked import SaidValues, line_asked
 from .kernels import AcceleratorKernels
 from .links import forget_waits
 from .symbols import at_sizes
+from .work import own_path
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def _held_by(plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mappi
         kind = "argument" if info.argument is not None else _kind(info.slot, whole)
         name = name or getattr(info.slot, "name", None) or getattr(info.slot, "path", str(info.slot))
         gets = bool(joint.signature.gradients.returned[number]) or name in made
-        found[id(tensor)] = Held(str(name), kind, tensor, gets, whole.numel())
+        found[id(tensor)] = Held(own_path(name), kind, tensor, gets, whole.numel())
     for name, whole, tensor in parts:  # a tensor that no operator reads is there all the same
         kind = "parameter" if isinstance(whole, torch.nn.Parameter) else "buffer"
         found.setdefault(id(tensor), Held(name, kind, tensor, has_gradient=False, elements=whole.numel()))

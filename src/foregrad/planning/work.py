@@ -106,11 +106,11 @@ def _dtype(node: fx.Node) -> torch.dtype:
 
 def _stack(node: fx.Node) -> Stack:
     stack: Any = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    return tuple((_path(path), cls if isinstance(cls, str) else cls.__name__) for path, cls in stack.values())
+    return tuple((own_path(path), cls if isinstance(cls, str) else cls.__name__) for path, cls in stack.values())
 
 
-def _path(path: Any) -> str:
-    """As the module's own names have it: the step holds it as `plain`."""
+def own_path(path: Any) -> str:
+    """As the module's own names have it: the step holds it as `plain`, a method as `self`."""
     return re.sub(r"^(self|plain)(\.|$)|@\d+$", "", str(path))
 
 
