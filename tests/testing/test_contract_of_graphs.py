@@ -194,7 +194,7 @@ ROWS = {
     "inputs of the backward": saved_values_keep_their_names,
     "results of the backward": one_gradient_for_each_input,
     "calls": called_with_a_list,
-    "when": backward_is_compiled_late,
+    "time of compilation": backward_is_compiled_late,
 }
 
 
