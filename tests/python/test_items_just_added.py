@@ -133,7 +133,7 @@ def test_as_in_eager(program, container, graphs, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("program", "container", "graphs"), _programs()[:3])
+@pytest.mark.parametrize(("program", "container", "graphs"), _programs()[1:3])  # Dynamo of 2.15 can't format numbers
 def test_behind_dynamo_as_in_eager(program, container, graphs, capsys):
     torch._dynamo.reset()
     _, eager = _run(program, container, lambda function: function)
