@@ -71,8 +71,7 @@ NEEDS = {
 REMEDIES = {
     "ForegradError": "Catch it to tell foregrad's errors from your own. Only its subclasses are raised.",
     "ForegradWarning": "Filter it like any warning. Results stay right.",
-    "UnsupportedError": "Call the part that its message names outside the compiled function, in eager mode. Only its "
-    "subclasses are raised.",
+    "UnsupportedError": "Call the part that its message names outside the compiled function, in eager mode.",
     "UnsupportedOpError": "Use a different operator, or make the call that the message names outside the compiled "
     "function.",
     "UnsupportedDataDependentError": "Choose with `torch.where` or a mask instead of `if`; make the size a constant, "
