@@ -181,9 +181,9 @@ def closed_world_page() -> str:
     return f"""# The closed world
 
 While foregrad captures a function, it records operators on tensors, tracks reads and writes of Python state, and lets
-calls through that are known to be pure. Nearly all Python code consists of such operations: your own, packages', and the
-standard library's. Any other call makes the whole call of the function eager, with one warning that names the call, your line and the
-remedy.
+calls through that are known to be pure. Nearly all Python code consists of such operations: your own, packages', and
+the standard library's. If the function makes any other call, foregrad runs the whole function eagerly, with one warning
+that names the call, your line and the remedy.
 
 ## You do this, foregrad does that
 
@@ -193,9 +193,9 @@ remedy.
 | read globals, attributes, closures, containers | makes guards or inputs | |
 | write to older containers, attributes, globals, buffers | repeats the writes in each call | |
 | call `math`, `itertools`, `json`, `re`, `copy`, `len`, `sorted`, ... | runs them during the capture | |
-| print, log or warn | writes the text in each call, with [exceptions](dynamic.md#text-of-values) | print whole tensors after the call |
+| print, log or warn | writes the text in each call ([rules](dynamic.md#text-of-values)) | print after the call |
 | call `open`, `os.listdir`, `subprocess.run`, a socket | runs the call eagerly | read before it, pass the result |
-| call an unknown C extension | runs the call eagerly | mark the part with [`foregrad.eager_region`](regions.md) |
+| call an unknown C extension | runs the call eagerly | put the part into an [eager region](regions.md) |
 | ask for the time, a unique name, or system randomness | see [Guards](guards.md) | |
 | read the caller's frame (`f_back`) | runs the call eagerly | pass the information as an argument |
 
