@@ -144,7 +144,9 @@ def rebound_names() -> int | None:
     constraints = (PACKAGE.parents[1] / "constraints.txt").read_text()
     if f"torch=={importlib.metadata.version('torch').partition('+')[0]}" not in constraints.splitlines():
         return None
-    run = subprocess.run([sys.executable, "-m", "tests.house.rebound"], capture_output=True, check=True, text=True)
+    command, root = [sys.executable, "-m", "tests.house.rebound"], PACKAGE.parents[1]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    assert run.returncode == 0, run.stderr
     return int(run.stdout)
 
 
