@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -304,8 +305,6 @@ class Regions(nn.Module):
 
 def marks(door: Any) -> list[str]:
     """The operators that have a mark, those of graphs inside too, with it; each once, sorted."""
-    import contextlib
-
     from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 
     torch._dynamo.reset()

@@ -68,7 +68,6 @@ class PythonState:
         self.spec: Tree = LEAF
         self.changed: list[Holder] = []  # by the run
         self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, the object before, its stand-in)
-        self._stands_in = False
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: ById[torch.nn.Module, list[Holder]] = ById()
         self.given_back: ById[Any, Holder | None] = ById()  # objects that the run made and returns or leaves
@@ -79,13 +78,13 @@ class PythonState:
         iterators, and for containers that the run only adds to. `where` gives the running line.
         """
         self.journals.install()
-        self._where, self._stands_in = where, True
+        self._where = where
         self._put_stand_ins(self.before.drawing, self.before.iterators)
 
     def begins(self, code: CodeType) -> None:
         """Put stand-ins for the draws and iterators found through code about to run, until the function returns."""
         found = self.before.enter(code)
-        if self._stands_in:
+        if self.journals.are_installed:
             self._put_stand_ins(*found)
 
     def _put_stand_ins(self, drawing: list[Any], iterators: list[Any]) -> None:
@@ -116,7 +115,6 @@ class PythonState:
     def take_stand_ins(self) -> None:
         """The run is over: replace the remaining stand-ins by the originals."""
         self.journals.remove()
-        self._stands_in = False
         for holder, key, value, stand_in in self._standing_in:
             if holder.now(key) is stand_in:
                 holder.put(key, value)
@@ -315,7 +313,6 @@ class PythonState:
             self.take_over(region)
         finally:
             self.journals.install()
-            self._stands_in = True
             for holder, key, value, stand_in in self._standing_in:
                 if holder.now(key) is value:
                     holder.put(key, stand_in)
