@@ -32,7 +32,7 @@ from ..runtime.compiled import Compiled
 from ..runtime.decisions import Stop
 from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
-from ..tracing.tape.again import ArgumentsDiffer, NumberVaries
+from ..tracing.tape.again import ArgumentsDiffer, GivenOnce, NumberVaries
 from ..tracing.tape.collection import paused_collection
 from .explain import Difference, OneWarning, decided, line_last, warn_user
 from .guard_list import MISS, GuardList, GuardMaker, KeptGuards
@@ -399,7 +399,7 @@ class Specializer:
         return None if self._is_of_symbols(product, call) else product
 
     def _note(self, error: Exception) -> None:
-        if is_interrupt(error):
+        if is_interrupt(error) or isinstance(error, GivenOnce):
             raise error
         if not is_of_capture(error) and not ClosedSizesError.is_behind(error):
             self._of_compiler = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

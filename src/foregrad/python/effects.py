@@ -378,9 +378,10 @@ def action_for(said: tuple[Any, ...]) -> str:
     return str(vars(warnings)["defaultaction"])
 
 
-def is_recording_warnings() -> bool:
-    """Whether warnings come to a list, as within `catch_warnings(record=True)`."""
-    return isinstance(getattr(vars(warnings).get("_showwarnmsg_impl"), "__self__", None), list)
+def warnings_recorded() -> list[Any] | None:
+    """The list that warnings come to, as within `catch_warnings(record=True)`."""
+    found = getattr(vars(warnings).get("_showwarnmsg_impl"), "__self__", None)
+    return found if isinstance(found, list) else None
 
 
 def _value(value: Any) -> Any:

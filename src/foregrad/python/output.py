@@ -26,13 +26,16 @@ from ..interrupts import runs_user_code
 from ..locks import Bind
 from ..tracing.aspect import Aspect, Finished, aspect
 from ..tracing.heap.recording import Host, Recording
-from ..tracing.tape.again import CaptureAgain
-from .effects import CONSOLE, Said, Text, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
+from ..tracing.tape.again import CaptureAgain, GivenOnce
+from .effects import CONSOLE, Said, Text, action_for, log_of, print_of, warn_of, warnings_recorded, would_raise
 from .holders import NAMESPACE, PASSAGE, Holder
 from .libraries import is_class_outside, is_of_library, loggers_of
 from .program_state import ProgramState
 from .texts import Texts
 
+_OF_KERNELS = "(Triggered internally at "  # in the warnings of PyTorch's C++
+_A_WARNING = None, UserWarning, "", "", 0
+_given: set[str] = set()  # warnings of C++ that an eager call was given, in place of a capture
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")
 _OF_FAKES = "torch._subclasses."  # logs errors of its kernels, with a traceback
 _original_print = builtins.print
@@ -49,6 +52,10 @@ class ProgramOutput(Aspect):
         self.stdout, self.filters = sys.stdout, warnings.filters
         facts = {} if host.learned is None else host.learned.facts
         self.texts = Texts(facts.setdefault(ProgramOutput, set()), recorder.origins.root)
+        self.given = facts.setdefault(_OF_KERNELS, set())  # lines with warnings that eager calls were given before
+        self.known = frozenset(self.given)
+        self.is_strict = would_raise(_A_WARNING)
+        self.once = ""
         self.handlers: list[logging.Handler] = []  # the program's own, that were logged to
         self.is_of_backward: Callable[[FrameType, str], bool] = lambda frame, message: False  # each backward warns
 
@@ -57,10 +64,44 @@ class ProgramOutput(Aspect):
         numbers = self.recorder.decisions.numbers
         numbers.texts = self.texts if self.host.takes_output else None
         self.host.state.journals.takes(self.texts.take_inside)
+        self.host.lifting.heard = self._heard if self.host.call.fills_caches else None
         try:
             yield
         finally:
-            numbers.texts = None
+            numbers.texts = self.host.lifting.heard = None
+
+    def _heard(self, run: Callable[..., Any], function: Any, args: Any, kwargs: Any) -> Any:
+        """Call a torch function. Where the program or the filters from outside catch or record warnings, those that
+        PyTorch gives once in a process are left to an eager call, and later captures are without.
+        """
+        is_meant = self.is_strict
+        if warnings.filters is not self.filters:
+            action = action_for(_A_WARNING)
+            is_meant = action == "error" or (action != "ignore" and warnings_recorded() is not None)
+        if not is_meant or torch.is_warn_always_enabled() or (self.known and self.host.where() in self.known):
+            return run(function, args, kwargs)
+        said, raised = warnings_recorded(), []
+        known = len(said or ())
+        torch.set_warn_always(True)  # so none is used up
+        try:
+            return run(function, args, kwargs)
+        except Warning as warning:
+            raised.append(warning)
+            raise
+        finally:
+            torch.set_warn_always(False)
+            texts = {str(one) for one in [*raised, *(record.message for record in (said or [])[known:])]}
+            if texts := {text for text in texts if _OF_KERNELS in text}:
+                self.given.add(where := self.host.where())
+                if not texts <= _given:
+                    self.once = f"`{self.host.name}` catches or records a warning that PyTorch gives once, at {where}"
+                _given.update(texts)
+
+    def raise_caught(self) -> None:
+        if self.once:
+            raise GivenOnce(f"{self.once}. Call it once before: later calls are compiled.")
+        if self.given - self.known:
+            raise CaptureAgain
 
     def ran(self) -> None:
         state: Any = self.host.state
@@ -138,7 +179,7 @@ class ProgramOutput(Aspect):
         if kind == "warn" and warnings.filters is not self.filters:  # in a `catch_warnings` of the program's
             warned = warn_of(*args, outermost=self.recorder.origins.root)
             action = None if warned is None else action_for(warned[1])
-            if action in ("ignore", "error") or is_recording_warnings():
+            if action in ("ignore", "error") or warnings_recorded() is not None:
                 return action == "ignore"
         elif state.journals.are_installed and not self.recorder.in_backward and sys.stdout is self.stdout:
             said = self._said(kind, args, kwargs, frame)

@@ -7,6 +7,7 @@ its fake without touching the module it lives in: the user's code sees its own o
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,15 +57,17 @@ class Lifting(TorchFunctionMode):
         self.rows = host.aspects.rows
         self.where = host.where
         self.overriding: Overriding | None = None
+        self.heard: Callable[..., Any] | None = None  # calls a torch function, and hears its warnings
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
 
     def __torch_function__(self, func: object, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if held.pending:
             deliver()
+        run = self._run if self.heard is None else functools.partial(self.heard, self._run)
         if self.overriding is not None:
-            return self.overriding.torch_function(self, self._run, func, types, args, kwargs or {})
-        return self._run(func, args, kwargs or {})
+            return self.overriding.torch_function(self, run, func, types, args, kwargs or {})
+        return run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if func in _KEEP_REAL:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import UnsupportedSideEffectError
+from ...errors import EscapedTensorError, UnsupportedSideEffectError
 
 if TYPE_CHECKING:
     from ...frontend.call import LeadingPlace
@@ -61,6 +61,10 @@ class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for anoth
 
 class ArgumentsDiffer(UnsupportedSideEffectError):  # noqa: N818 - the call is captured in another way
     """A call takes other values than those that are its arguments, or needs the numbers in an array that is one."""
+
+
+class GivenOnce(EscapedTensorError):  # noqa: N818 - the call runs eagerly, and later calls are captured
+    """The program catches or records a warning that PyTorch gives once in a process."""
 
 
 class BackwardChangesError(UnsupportedSideEffectError):
