@@ -453,6 +453,7 @@ class Dispatcher:
         call, known = flatten_call(self.function, args, kwargs, objects=True), self._outer.unread
         if unread := [value for value, path in call.containers if known.get((path, type(value))) is False]:
             call = flatten_call(self.function, args, kwargs, objects=True, unread=unread)
+        self._outer.only_written.update(*map(of_python().only_written_by, self.specializations))
         fills, written = self.fallbacks.may_fill, frozenset(self._outer.only_written)
         call = dataclasses.replace(call, fills_caches=fills, only_written=written, unread=known)
         try:

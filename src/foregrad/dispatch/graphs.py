@@ -350,12 +350,13 @@ class Specializer:
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
         """The pipeline's product for a call: with symbolic sizes and numbers if that works, else without."""
+        failed: list[str] = []  # numbers with values that are needed, unless the program raises anyway
         while call.numbers:
             try:
                 product = self._now.build(call, self.name, self.config)
                 constants = fixed_numbers(product.captured.joint)
-                self.sizes.make_constant(call.paths[i] for i in constants)
                 if not self._is_of_symbols(product, call):
+                    self.sizes.make_constant([*failed, *(call.paths[i] for i in constants)])
                     return call, product
                 constants = call.numbers
             except ConstantNumbers as error:
@@ -365,7 +366,7 @@ class Specializer:
             except Exception as error:  # the next try raises errors that symbols did not cause
                 self._note(error)
                 constants = call.numbers
-            self.sizes.make_constant(call.paths[i] for i in constants)
+            failed += [call.paths[i] for i in constants]
             call = dataclasses.replace(call, numbers=call.numbers - constants)
         closed = dataclasses.replace(call, sizes=None)
         static = dataclasses.replace(closed, dynamic={}, varied=None if call.varied else call.varied)
@@ -382,6 +383,7 @@ class Specializer:
                 break
         else:
             tried, product = static, self._now.build(static, self.name, self.config)
+        self.sizes.make_constant(failed)
         if product.captured.joint.error is None:
             for failed, give_up in tries:
                 if failed is tried:

@@ -38,7 +38,7 @@ Identity = tuple[int, Any]
 Place = tuple[Holder, Any]
 
 _LISTS, _DICTS, _SETS = (list, collections.deque), (dict, collections.OrderedDict, collections.defaultdict), (set,)
-_KINDS = (*_LISTS, *_DICTS, collections.Counter, *_SETS)
+KINDS = (*_LISTS, *_DICTS, collections.Counter, *_SETS)
 _WRITERS = {
     "append": _LISTS,
     "extend": _LISTS,
@@ -48,7 +48,7 @@ _WRITERS = {
     "add": _SETS,
     "update": (*_DICTS, collections.Counter, *_SETS),
     "subtract": (collections.Counter,),
-    "clear": _KINDS,
+    "clear": KINDS,
     "__setitem__": (*_DICTS, collections.Counter),
 }
 _READERS = (
@@ -200,7 +200,7 @@ _FILLS: dict[Any, Callable[[Any], None]] = {
 
 def grows(holder: Holder) -> bool:
     """Whether a run changed the length of a user's container, or the items of a container that keeps the last few."""
-    if holder.step in TABLES or type(holder.target) not in _KINDS or holder.style == "attr":
+    if holder.step in TABLES or type(holder.target) not in KINDS or holder.style == "attr":
         return False
     return len(holder.target) != len(holder.before) or holder.kind is DEQUE
 

@@ -42,6 +42,10 @@ class StatePlace:
         kind = "item" if site.kind in ("dict", "list") else "attribute"
         return cls(kind, site.holder, key, site.path(key), is_array)
 
+    def on(self, target: Any) -> StatePlace:
+        """The place, by its class where the target is a class's table."""
+        return dataclasses.replace(self, kind="attribute", target=target) if isinstance(target, type) else self
+
     def put(self, value: Any) -> None:
         if self.kind == "item":
             (list if isinstance(self.target, list) else dict).__setitem__(self.target, self.key, value)

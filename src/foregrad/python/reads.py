@@ -142,6 +142,11 @@ class ReadSite:
             return self.path(key), describe(ABSENT), describe(self.look(key))
         return None
 
+    def has_grown(self) -> bool:
+        """Whether a container has another number of items than at the look."""
+        known = self.items[None].before() if self.kind == "set" else self.keys
+        return self.style != "attr" and known is not None and len(known) != len(self.holder)
+
     def other_numbers(self) -> Iterator[Any]:
         """The keys of changed values that were an integer, a float, or a tuple or list of numbers, and still are."""
         if self.kind not in ("dict", "object") and type(self.holder) is not list:

@@ -16,6 +16,7 @@ from ..graph.source import Names, attribute, compile_source, item, literal
 from ..runtime.lines import LineWriter
 from ..tracing.tape.again import ArgumentsDiffer
 from .effects import CallMethod
+from .journals import KINDS
 from .lifted import Draw, Lifted, StatePlace, lifted_places, place_of
 from .program_state import ProgramState
 
@@ -37,8 +38,8 @@ def state_that_varies(
     set_outside = {place.identity: place for s in specializations for place in _values_that_differ(s)}
     set_outside |= {place.identity: place for s in specializations for place in _tensors_of_other_sizes(s)}
     if set_outside:
-        held = {id(holder.target) for holder in ProgramState([(function, name)]).holders}  # a capture restores these
-        places = {key: place for key, place in set_outside.items() if id(place.target) in held} | places
+        held = {id(h.place): h.target for h in ProgramState([(function, name)]).holders}  # a capture restores these
+        places = {key: place.on(held[key[0]]) for key, place in set_outside.items() if key[0] in held} | places
     excluded = {*fixed, *(place.identity for place in lifted_places(function))}
     return tuple(place for identity, place in places.items() if identity not in excluded)
 
@@ -72,9 +73,13 @@ def _tensors_of_other_sizes(specialization: Specialization) -> Iterator[StatePla
 
 
 def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
-    """The places of containers that a graph adds to without reading them."""
-    writes = specialization.signature.effects.python_writes
-    return {(id(write.target), write.key) for write in writes if isinstance(write, CallMethod) and write.kind != "self"}
+    """The places of containers that a graph adds to without reading them, and of containers that have grown since its
+    capture: perhaps code writes to them that did not run then.
+    """
+    writes, sites = specialization.signature.effects.python_writes, specialization.watch.places
+    grown = [site.holder for site in sites if type(site.holder) in KINDS and site.has_grown()]
+    found = {(id(site.holder), key) for site in sites for container in grown for key in site.keys_of(container)}
+    return found | {(id(w.target), w.key) for w in writes if isinstance(w, CallMethod) and w.kind != "self"}
 
 
 def render_stateful(
