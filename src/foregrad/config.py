@@ -149,7 +149,7 @@ class _Holder:
             object.__setattr__(self, "value", dataclasses.replace(self.value, **{name: setting}))
 
     def _check_name(self, name: str) -> None:
-        if name not in self.names():
+        if name not in Config.__dataclass_fields__:
             meant = did_you_mean(name, self.names(), " (did you mean `{}`?)")
             raise AttributeError(f"foregrad has no setting `{name}`{meant}; there are {', '.join(self.names())}")
 

@@ -1,5 +1,6 @@
 """What is another in each call and can be no input: calls run eagerly after eight graphs, with one warning that names it."""
 
+import enum
 import functools
 import types
 import warnings
@@ -137,3 +138,41 @@ def test_calls_that_raise_run_eagerly_after_eight_captures_until_one_raises_noth
     assert torch.equal(compiled(x, 1), x * 2)
     assert len(captures) == 9
     assert len(view(compiled).graphs) == 1
+
+
+class Mode(enum.IntFlag):
+    SHIFT, SCALE, FOLD = 1, 2, 4
+
+
+def in_mode(x, mode):
+    x = x + 1 if mode & Mode.SHIFT else x
+    x = x * 2 if mode & Mode.SCALE else x
+    return x.sin() if mode & (Mode.FOLD | Mode.SHIFT) else x
+
+
+def test_flags_that_are_combined_have_a_graph_each():
+    compiled, x = foregrad.compile(in_mode, backend="eager", on_unsupported="eager"), torch.randn(3)
+    for call in range(24):
+        mode = Mode(5 * call % 8)
+        assert torch.equal(compiled(x, mode), in_mode(x, mode))
+    assert len(view(compiled).graphs) == 8
+    assert sum(entry.count for entry in foregrad.explain_recompiles(compiled).eager) <= 1
+
+
+def layers_dropped(x, layers):
+    for layer in layers:
+        if torch.rand(()).item() > 0.5:
+            x = x + layer * x.cos()
+    return x
+
+
+def test_paths_that_serve_one_call_each_are_half_the_limit():
+    compiled, layers = foregrad.compile(layers_dropped, backend="eager", on_unsupported="eager"), [*torch.randn(12, 3)]
+    for call in range(60):
+        torch.manual_seed(call)
+        expected = layers_dropped(torch.ones(3), layers)
+        torch.manual_seed(call)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert torch.equal(compiled(torch.ones(3), layers), expected)
+    assert len(view(compiled).graphs) == foregrad.config.path_limit // 2

@@ -145,17 +145,17 @@ def counting_graphs_in_vain(monkeypatch):
 
 
 def test_graphs_that_run_in_vain_in_most_calls_are_given_up(monkeypatch):
-    """Each value has a graph, and each call would run eight of the nine before its own."""
+    """Each value but the last has a graph, and each call would run most of them before its own."""
     in_vain = counting_graphs_in_vain(monkeypatch)
     w = torch.randn(3, requires_grad=True)
-    with pytest.warns(foregrad.errors.ForegradWarning, match="compiled 9 times .* run several of these graphs in vain"):
+    with pytest.warns(foregrad.errors.ForegradWarning, match="compiled 8 times .* run several of these graphs in vain"):
         compiled = foregrad.compile(steps_by_number, backend="eager")
         for i in range(60):
             x = torch.tensor([float(i % 9), 1.0, 2.0])
             ours, theirs = compiled(x, w), steps_by_number(x, w)
             assert torch.equal(ours, theirs)
             assert torch.equal(*(torch.autograd.grad(y.sum(), w)[0] for y in (ours, theirs)))
-    assert len(compiled.foregrad.specializations) == 9
+    assert len(compiled.foregrad.specializations) == 8
     assert calls_in(compiled) > 40
     assert in_vain[0] <= 36 + 48, "36 while the graphs are made, then those of some six calls"
 

@@ -275,6 +275,8 @@ class Dispatcher:
         if eager := self.fallbacks.past.covers():
             with attempts().give_up():
                 return eager.call(self.function, args, kwargs)
+        if self.fallbacks.only_raises:
+            return self.fallbacks.run(args, kwargs, None)
         return self._compile_and_call(args, kwargs, tried)
 
     def _call_forms(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
@@ -342,8 +344,7 @@ class Dispatcher:
 
     def _is_full(self) -> bool:
         """Whether a comparison of a call with the graphs would hardly lead to a further one."""
-        is_over = self.graphs.vain == math.inf or self.fallbacks.only_raises
-        return is_over or len(self.specializations) >= self.config.recompile_limit
+        return self.graphs.vain == math.inf or len(self.specializations) >= self.config.recompile_limit
 
     def _lift(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], draws: tuple[LeadingPlace, ...] = ()
@@ -401,11 +402,10 @@ class Dispatcher:
         reasons = () if is_full else self._why(args, kwargs)
         self.graphs.drop_dead()
         in_vain = self.graphs.vain == math.inf
-        if in_vain or self._paths.at_limit(self.specializations):
+        few = self.graphs.serve_few(self.config.path_limit)
+        if in_vain or few or self._paths.at_limit(self.specializations):
             self._paths.past_limit(self.specializations)
             self.fallbacks.past.reached(self.refusals.count_only(self._paths.reason), for_good=in_vain)
-            return None
-        if self.fallbacks.only_raises:
             return None
         if self.fallbacks.fills_too_often:
             self.fallbacks.past.reached(self.refusals.count_only(_PAST_THE_FILLS))

@@ -42,7 +42,6 @@ from .varying import ConstantNumbers, SizesSeen, check_marked, fixed_numbers
 
 Call = Callable[..., Any]
 
-
 @dataclasses.dataclass(slots=True)
 class _Record:
     """One compilation: the `place` of the difference that it was for, None for other reasons, and its use."""
@@ -77,7 +76,7 @@ class Graphs:
         self.calls: tuple[Call, ...] = ()
         self._order = make_lock()  # held to set `calls`, never while anything runs
         self._history: list[_Record] = []
-        self._noticing: ById[Call, Call] = ById()  # by a graph's function: its `_Noticing`
+        self._noticing: ById[Call, _Noticing] = ById()  # by a graph's function: its `_Noticing`
         # Graphs that ran in vain since the last was made, less one for each call with a graph; infinite: too many.
         self.vain: float = 0
         self._vain_limit = vain_limit
@@ -141,6 +140,13 @@ class Graphs:
                 break
             count += 1
         return count
+
+    def serve_few(self, limit: int) -> bool:
+        """Whether there are half as many paths as the `limit`, and most of their graphs have served a single call."""
+        deciding = [s for s in self.specializations if s.decides]
+        waiting = [self._noticing[s.call].record for s in deciding if s.call in self._noticing]
+        is_few = 2 * sum(not record.served_again for record in waiting) > len(deciding)
+        return is_few and self._vain_limit < math.inf and 2 * len(_ways(deciding)) >= limit
 
     @property
     def decisions(self) -> list[DecisionInfo]:
@@ -210,7 +216,8 @@ class Paths:
             )
         count, end = len(_ways(specializations)), "the limit"
         if not self.at_limit(specializations):
-            count, end = sum(s.decides for s in specializations), "and most calls run several of these graphs in vain"
+            count = sum(s.decides for s in specializations)
+            end = "and most calls fit none or run several of these graphs in vain"
         return (
             f"`{self.name}` was compiled {count} times for values that it reads from its inputs, {end}. Most values "
             f"were read at {where}. Keep the value a tensor (torch.where, masking), compute it outside and pass it, "

@@ -353,7 +353,8 @@ class Scan:
                 self.probed |= {name for name in vars(value) if name[0] != "_"}
                 self.names |= self.probed
             for table in _OF_ENUMS & vars(value).keys() if issubclass(value, enum.Enum) else ():
-                self._attribute_of_class(value, name, table)
+                if table == "_member_map_" or not issubclass(value, enum.Flag):  # combined flags are made when used
+                    self._attribute_of_class(value, name, table)
             for base in value.__mro__:  # it may be called
                 if not is_of_library(base):
                     for maker in makers_of(base):
