@@ -28,18 +28,13 @@ _GIVEN = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER)
 _NO_OPERATOR = (*_GIVEN, Kind.ITEM, Kind.VIEW)
 
 
-def has_solver() -> bool:
-    """Whether HiGHS is installed."""
-    return importlib.util.find_spec("highspy") is not None
-
-
 def improved(space: Space, plan: Measured, budget: int, seconds: float) -> tuple[Measured, Proof]:
     """The best plan for `budget` that is found in about `seconds`, starting from `plan`, and the proof for it.
 
     For a graph that is too large, or has effects in its backward, `plan` comes back. Raises `ImportError` if HiGHS is
     not installed.
     """
-    if not has_solver():
+    if importlib.util.find_spec("highspy") is None:
         raise ImportError("an exact plan needs HiGHS: pip install 'foregrad[solver]'")
     if not plan.costs:
         return plan, Proof(budget, 0, 0)

@@ -217,15 +217,10 @@ def predicted_spec(wrapper: Any) -> WrapperSpec:
     has no gradients.
     """
     spec = spec_of(wrapper)
-    if spec.requires_grad and has_plain_gradient(spec):
+    if spec.requires_grad and _plain_gradients.get(spec.cls, not (all(spec.carries) or is_jagged(spec.cls))):
         return spec_of(wrapper, is_whole=True)
     carriers = _carriers.get(wrapper, ()) if spec.requires_grad else ()
     return dataclasses.replace(spec, carriers=carriers) if carriers else spec
-
-
-def has_plain_gradient(spec: WrapperSpec) -> bool:
-    """Whether the gradient of a wrapper is a plain tensor, as recorded or predicted."""
-    return _plain_gradients.get(spec.cls, not (all(spec.carries) or is_jagged(spec.cls)))
 
 
 class Samples:

@@ -29,10 +29,6 @@ def serve_captures(handles: Callable[[], FunctionClasses | None]) -> None:
     _serving[:] = [handles]
 
 
-def _classes_of_capture() -> FunctionClasses | None:
-    return _serving[0]() if _serving else None
-
-
 def check_classes(name: str, leaves: Sequence[Any], paths: Sequence[str], classes: FunctionClasses) -> None:
     """Raise where a tensor of one of the classes is returned, or left behind, unchanged."""
     for leaf, path in zip(leaves, paths, strict=True) if classes else ():
@@ -149,7 +145,7 @@ class OfClasses(functools.partial):  # type: ignore[type-arg]
         return made
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        classes = _classes_of_capture()
+        classes = _serving[0]() if _serving else None
         if classes is None:  # it runs eagerly, on the caller's objects
             originals = _calls.originals
             tensors, containers = originals

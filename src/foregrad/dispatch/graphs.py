@@ -42,6 +42,7 @@ from .varying import ConstantNumbers, SizesSeen, check_marked, fixed_numbers
 
 Call = Callable[..., Any]
 
+
 @dataclasses.dataclass(slots=True)
 class _Record:
     """One compilation: the `place` of the difference that it was for, None for other reasons, and its use."""

@@ -355,17 +355,13 @@ _INFIX: dict[object, str] = {
 
 def infix(target: object, args: tuple[object, ...], kwargs: Mapping[str, object], render: Renderer) -> str | None:
     """A call of a function of `operator` written with the operator itself; None when it has no operator."""
-    template = _INFIX.get(target) if callable(target) and _is_hashable(target) else None
+    template = _INFIX.get(target) if callable(target) and type(target).__hash__ is not None else None
     if template is None or kwargs or len(args) != template.count("{}"):
         return None
     operands = [_atom(render(value)) for value in args]
     if target is operator.getitem:
         operands[1] = render(args[1])
     return template.format(*operands)
-
-
-def _is_hashable(target: object) -> bool:
-    return type(target).__hash__ is not None
 
 
 def _atom(text: str) -> str:

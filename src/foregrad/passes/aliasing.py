@@ -7,7 +7,7 @@ the result, and would write to `x`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import fx
 from .._torch.fakes import FakeTensor
 from .._torch.graphs import body_of, ends_of
 from .._torch.ops import OpOverload
-from .._torch.symbols import Size
 from ..graph.meta import TensorSpec, spec_of
 from ..tracing.tape.opinfo import op_info
 
@@ -104,15 +103,10 @@ def _copy(graph: fx.Graph, node: fx.Node, spec: TensorSpec, mode: object) -> fx.
     value = node.meta["val"]
     if not spec.is_static or tuple(value.stride()) == spec.stride or not spec.is_dense:
         return _call(graph, mode, aten.clone.default, node)
-    order = _from_slowest(spec.shape, spec.stride)
+    order = sorted(range(len(spec.shape)), key=lambda dim: (spec.stride[dim], spec.shape[dim] != 1), reverse=True)
     turned = _call(graph, mode, aten.permute.default, node, order)
     laid_out = _call(graph, mode, aten.clone.default, turned, memory_format=torch.contiguous_format)
     return _call(graph, mode, aten.permute.default, laid_out, [order.index(dim) for dim in range(len(order))])
-
-
-def _from_slowest(shape: Sequence[Size], stride: Sequence[Size]) -> list[int]:
-    """The dimensions in the order of a dense tensor's memory."""
-    return sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim] != 1), reverse=True)
 
 
 def _call(graph: fx.Graph, mode: Any, op: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:

@@ -139,7 +139,7 @@ class SaidValues(TorchFunctionMode):
         """The value said of a line; of a list the next, for each time that the line asks."""
         for line in lines:
             for name, value in self.sizes.items():
-                if _is_line(line, name):
+                if line == name or line.endswith(f"/{name}"):
                     self._asked[name] += 1
                     if (capture := getattr(_LOCAL, "capture", None)) is not None:
                         capture.lines.add(name)
@@ -159,10 +159,6 @@ def line_asked(error: Exception) -> str:
     """The line that asked for a value, of an error about it."""
     found = _LINE.search(str(error))
     return found[1] if found else ""
-
-
-def _is_line(line: str, name: str) -> bool:
-    return line == name or line.endswith(f"/{name}")
 
 
 def check_sizes(asked: Any) -> dict[str, Any]:

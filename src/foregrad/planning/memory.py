@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ..graph.joint import Partitioned
-from ..partitioners import Half, Halves, halves_of
+from ..partitioners import Halves, halves_of
 from .optimizers import Optimizer
 from .ranks import Ranks, Unit
 from .replay import Script, script_of
@@ -139,7 +139,7 @@ def _at_peak(
     sums: dict[tuple[str, str], list[int]] = {}
     for root, nbytes in found.items():
         kind = "gradient" if root in returned else "saved" if root in saved else "temporary"
-        operator = _made_by(half, root, work)
+        operator = work.get(half.index.nodes[root].name)
         entry = sums.setdefault((kind, pattern(operator.module) if operator else ""), [0, 0])
         entry[0] += nbytes
         entry[1] += 1
@@ -148,7 +148,3 @@ def _at_peak(
     side = "forward" if in_forward else "backward"
     place_text = f"{node.name}, {operator.line}" if operator is not None and operator.line else str(node.name)
     return f"{place_text}, in the {side}", [Alive(kind, module, *entry) for (kind, module), entry in sums.items()]
-
-
-def _made_by(half: Half, root: int, work: Mapping[str, OperatorCost]) -> OperatorCost | None:
-    return work.get(half.index.nodes[root].name)

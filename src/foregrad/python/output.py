@@ -71,26 +71,23 @@ class ProgramOutput(Aspect):
             numbers.texts = self.host.lifting.heard = None
 
     def _heard(self, run: Callable[..., Any], function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a torch function. Where the program or the filters from outside catch or record warnings, those that
-        PyTorch gives once in a process are left to an eager call, and later captures are without.
+        """Call a torch function. A warning that PyTorch gives once in a process, and that the program or the filters
+        from outside catch or record, is left to an eager call; later captures are without the warning.
         """
-        is_meant = self.is_strict
-        if warnings.filters is not self.filters:
-            action = action_for(_A_WARNING)
-            is_meant = action == "error" or (action != "ignore" and warnings_recorded() is not None)
+        said, action = warnings_recorded(), action_for(_A_WARNING) if warnings.filters is not self.filters else ""
+        is_meant = (action == "error" or (action != "ignore" and said is not None)) if action else self.is_strict
         if not is_meant or torch.is_warn_always_enabled() or (self.known and self.host.where() in self.known):
             return run(function, args, kwargs)
-        said, raised = warnings_recorded(), []
-        known = len(said or ())
+        texts, known = set(), len(said or ())
         torch.set_warn_always(True)  # so none is used up
         try:
             return run(function, args, kwargs)
         except Warning as warning:
-            raised.append(warning)
+            texts.add(str(warning))
             raise
         finally:
             torch.set_warn_always(False)
-            texts = {str(one) for one in [*raised, *(record.message for record in (said or [])[known:])]}
+            texts |= {str(record.message) for record in (said or [])[known:]}
             if texts := {text for text in texts if _OF_KERNELS in text}:
                 self.given.add(where := self.host.where())
                 if not texts <= _given:

@@ -524,15 +524,11 @@ class OwnHooks(Aspect):
 
 def _check_view(name: str, info: OutputInfo) -> None:
     if isinstance(info, Handle) and info.steps:
-        raise _hook_on_view(name, info.path)
-
-
-def _hook_on_view(name: str, path: str) -> UnsupportedSideEffectError:
-    return UnsupportedSideEffectError(
-        f"`{name}` puts a hook on the view {path} that it returns; the hook computes with tensors of the function, "
-        "or further results are computed from the view. Return a copy of the view, or put the hook on the result "
-        "after the call."
-    )
+        raise UnsupportedSideEffectError(
+            f"`{name}` puts a hook on the view {info.path} that it returns; the hook computes with tensors of "
+            "the function, or further results are computed from the view. Return a copy of the view, or put the hook "
+            "on the result after the call."
+        )
 
 
 def _is_there(registered: _RegisteredHook) -> bool:

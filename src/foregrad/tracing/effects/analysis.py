@@ -90,7 +90,7 @@ class Analysis:
         self.slots.append(slot)
         self.entries.append(entry)
         self.specs.append(spec)
-        self.fakes.append(fake if fake is not None and _carries_gradients(fake) else None)
+        self.fakes.append(fake if fake is not None and fake.requires_grad and history_of(fake) is not None else None)
         if fake is not None:
             self.by_fake[fake] = len(self.slots) - 1
         return len(self.slots) - 1
@@ -115,10 +115,6 @@ class Analysis:
                 if entry not in known:
                     known[entry] = Result(self.add(Checked(check.where), entry, entry.tensor, None))
         return tuple(check.info(lambda entry: known[entry]) for check in checks)
-
-
-def _carries_gradients(fake: torch.Tensor) -> bool:
-    return fake.requires_grad and history_of(fake) is not None
 
 
 # -------------------------------------------------------------------- handles

@@ -272,7 +272,7 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
     for key, group in by_storage.items():
         first, path, value = group[0].tensor, group[0].path, group[0].value
         _separate(recorder, value.root)
-        if _is_given_only(inputs, group) or _owns_more(inputs, group):
+        if all(member.tensor in inputs.by_stand_in for member in group) or _owns_more(inputs, group):
             root = value.root  # an input comes to own the whole memory
             whole = Base(tuple(Output(member.path) for member in group))
             output = analysis.add(whole, root.read(recorder.emit), root.spec, None)
@@ -305,11 +305,6 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
         if leaf:
             analysis.happens(marked_at(recorder, base.fake, base), MarkRequiresGrad(-1, result=bases[key].output))
     return bases
-
-
-def _is_given_only(inputs: Inputs, group: list[_Member]) -> bool:
-    """Whether nobody but inputs has this memory."""
-    return all(member.tensor in inputs.by_stand_in for member in group)
 
 
 def _owns_more(inputs: Inputs, group: list[_Member]) -> bool:

@@ -77,7 +77,8 @@ class Writes:
             fill = args[1] if _FILLS[func] is None else _FILLS[func]
             new = [rec.emit(aten.full_like.default, before[0], fill)]
         elif info.functional is not None and not (
-            draws_in_memory_order(func, targets) or rounds_in_memory(func, targets)
+            (func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous())
+            or rounds_in_memory(func, targets)
         ):
             new = self._functional(info, args, kwargs, before, out)
         else:
@@ -431,11 +432,6 @@ def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
 def _bytes_of(spec: TensorSpec, memory: torch.Tensor, start: int) -> torch.Tensor:
     itemsize = spec.dtype.itemsize
     return memory.as_strided((*spec.shape, itemsize), (*(s * itemsize for s in spec.stride), 1), start)
-
-
-def draws_in_memory_order(func: object, targets: list[torch.Tensor]) -> bool:
-    """Whether the functional form would give other numbers: its result is contiguous, this tensor is not."""
-    return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
 
 
 # Complex products are compiled twice, for operands in separate memories and for operands in shared memory, and round

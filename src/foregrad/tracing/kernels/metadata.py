@@ -348,7 +348,7 @@ _OPAQUE = {"workspace", "reserve", "reserve_space", "reserveSpace", "packed_weig
 def as_kernels_have_it(recipe: Any, op: object, given: list[TensorSpec], args: Args, kwargs: Kwargs) -> Any:
     """`recipe`, FakeTensor's answer for `op`, with the kernel's strides."""
     results = recipe if isinstance(recipe, (list, tuple)) else [recipe]
-    if not any(type(r) is TensorSpec and _is_doubtful(r) for r in results):
+    if not any(type(r) is TensorSpec and (1 in r.shape or 0 in r.shape) for r in results):
         return recipe
     if takes_opaque(op) or kwargs.get("generator") is not None:
         return recipe
@@ -371,10 +371,6 @@ def as_kernels_have_it(recipe: Any, op: object, given: list[TensorSpec], args: A
 def takes_opaque(op: Any) -> bool:
     """Whether an argument is a kernel library's own memory: the library trusts it, and zeros make it crash."""
     return any(argument.name in _OPAQUE for argument in op._schema.arguments)
-
-
-def _is_doubtful(spec: TensorSpec) -> bool:
-    return 1 in spec.shape or 0 in spec.shape
 
 
 def _like(spec: Any, tensor: object) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -152,16 +151,12 @@ def _functional_form(op: OpOverload, *, is_out: bool) -> OpOverload | None:
     return None
 
 
-def _written_positions(arguments: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
-
-
 @functools.cache
 def op_info(op: OpOverload) -> OpInfo:
     """Facts about `op`, cached for the life of the process."""
     schema = op._schema
     arguments = schema.arguments
-    writes = _written_positions(arguments)
+    writes = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     is_out = any(a.is_out for a in arguments)
     is_metadata = tag_inplace_view(op) or schema.name in ("aten::resize_", "aten::resize_as_", "aten::set_")
     is_view = op in _UNDECLARED_VIEWS or any(

@@ -235,11 +235,6 @@ class Decisions:
         return decided
 
 
-def picks_by_masks(entry: Entry) -> bool:
-    """Whether an entry picks elements by masks."""
-    return bool(_masks_of(entry))
-
-
 def _masks_of(entry: Entry) -> list[Entry] | None:
     """For picking elements by masks: the masks."""
     if entry.target is aten.index.Tensor:
@@ -360,7 +355,7 @@ class KnownDecisions(Decisions):
         target = entry.target.op if isinstance(entry.target, (SizedCall, OpenCall)) else entry.target
         if not sized_by_values(entry.target):
             return None
-        if picks_by_masks(entry):
+        if _masks_of(entry):
             spec = entry.args[0].spec
             return target, self.numbering.key(spec.shape), spec.dtype, self.numbering.key(entry.args[1])
         return target, self.numbering.key(entry.args), self.numbering.key(entry.kwargs)

@@ -145,7 +145,9 @@ class OpenSizes:
         known = None if mask is None else self.counts.get(mask)
         if not isinstance(known, torch.SymInt):
             known = None
-        if known is None and not self.are_open(where, _first(result).numel()):
+        if known is None and not self.are_open(
+            where, next(t for t in _all(result) if isinstance(t, torch.Tensor)).numel()
+        ):
             return None
         layouts = tuple(_memory_order(t) if isinstance(t, torch.Tensor) else None for t in _all(result))
         if place is None or any(o is None for o, s in zip(layouts, shapes, strict=True) if s is not None):
@@ -177,10 +179,6 @@ class OpenSizes:
         if shape is None or not same_numbers(source.stride, contiguous_strides(source.shape)):
             return None  # it is laid out as its source is
         return source.fresh(shape)
-
-
-def _first(result: object) -> torch.Tensor:
-    return next(t for t in _all(result) if isinstance(t, torch.Tensor))
 
 
 def _all(result: object) -> tuple[Any, ...]:
