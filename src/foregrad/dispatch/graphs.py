@@ -358,13 +358,13 @@ class Specializer:
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
         """The pipeline's product for a call: with symbolic sizes and numbers if that works, else without."""
-        failed: list[str] = []  # numbers with values that are needed, unless the program raises anyway
+        needed: list[str] = []  # numbers with values that are needed, unless the program raises anyway
         while call.numbers:
             try:
                 product = self._now.build(call, self.name, self.config)
                 constants = fixed_numbers(product.captured.joint)
                 if not self._is_of_symbols(product, call):
-                    self.sizes.make_constant([*failed, *(call.paths[i] for i in constants)])
+                    self.sizes.make_constant([*needed, *(call.paths[i] for i in constants)])
                     return call, product
                 constants = call.numbers
             except ConstantNumbers as error:
@@ -374,7 +374,7 @@ class Specializer:
             except Exception as error:  # the next try raises errors that symbols did not cause
                 self._note(error)
                 constants = call.numbers
-            failed += [call.paths[i] for i in constants]
+            needed += [call.paths[i] for i in constants]
             call = dataclasses.replace(call, numbers=call.numbers - constants)
         closed = dataclasses.replace(call, sizes=None)
         static = dataclasses.replace(closed, dynamic={}, varied=None if call.varied else call.varied)
@@ -391,7 +391,7 @@ class Specializer:
                 break
         else:
             tried, product = static, self._now.build(static, self.name, self.config)
-        self.sizes.make_constant(failed)
+        self.sizes.make_constant(needed)
         if product.captured.joint.error is None:
             for failed, give_up in tries:
                 if failed is tried:

@@ -52,7 +52,7 @@ class ProgramOutput(Aspect):
         self.stdout, self.filters = sys.stdout, warnings.filters
         facts = {} if host.learned is None else host.learned.facts
         self.texts = Texts(facts.setdefault(ProgramOutput, set()), recorder.origins.root)
-        self.given = facts.setdefault(_OF_KERNELS, set())  # lines with warnings that eager calls were given before
+        self.given = facts.setdefault(Warning, set())  # lines with warnings that eager calls were given before
         self.known = frozenset(self.given)
         self.is_strict = would_raise(_A_WARNING)
         self.once = ""
