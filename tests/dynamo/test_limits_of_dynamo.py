@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -54,7 +55,7 @@ PUTS = [put_forward, put_forward_pre, put_backward, put_backward_pre]
 
 @pytest.mark.parametrize("put", PUTS)
 def test_a_hook_that_is_put_on_a_module_later(compile_, put):
-    assert "| a hook is put on a module (" in PAGE
+    assert "| puts a hook on a module (" in PAGE
     expected = with_hook(lambda model: model, put, later=True)
     assert with_hook(compile_, put, later=False) == expected
     torch._dynamo.reset()
@@ -102,7 +103,7 @@ def calls(compile_, function, order):
 
 @pytest.mark.parametrize("name", NOT_ASKED)
 def test_another_tensor_is_taken_for_the_first(compile_, name):
-    assert "| it asks which tensor an argument is, by `is`, `hash()`, or as a key" in PAGE
+    assert "| asks which tensor an argument is, by `is`, `hash()`, or as a key" in PAGE
     function, order = NOT_ASKED[name], (KEY, OTHER)
     both = [[function(x).tolist() for x in row] == calls(compile_, function, row) for row in (order, order[::-1])]
     assert not all(both)
@@ -114,3 +115,61 @@ def test_what_tells_tensors_apart_as_in_eager(compile_, name):
     function = AS_IN_EAGER[name]
     for order in ([KEY, OTHER, KEY], [OTHER, KEY, OTHER]):
         assert calls(compile_, function, order) == [function(x).tolist() for x in order]
+
+
+class Masked(nn.Module):
+    def __init__(self, asked):
+        super().__init__()
+        self.asked, self.mask = asked, KEY
+
+    def forward(self, x):
+        return x * self.asked(self.mask)
+
+
+BY_ATTRIBUTE = {
+    "is": (lambda mask: 2.0 if mask is KEY else 3.0, False),
+    "hash": (lambda mask: 2.0 if hash(mask) == hash(KEY) else 3.0, False),
+    "id": (lambda mask: 2.0 if id(mask) == id(KEY) else 3.0, True),
+    "a key": (lambda mask: {KEY: 2.0, OTHER: 3.0}[mask], False),
+}
+
+
+@pytest.mark.parametrize("name", BY_ATTRIBUTE)
+def test_an_attribute_that_is_replaced_by_a_different_tensor(compile_, name):
+    assert "| asks which tensor an attribute of a module is, by `is`, `hash()`, or as a key" in PAGE
+    asked, as_in_eager = BY_ATTRIBUTE[name]
+    torch._dynamo.reset()
+    module = Masked(asked)
+    compiled = compile_(module)
+    compiled(torch.ones(1))
+    module.mask = OTHER
+    assert torch.equal(compiled(torch.ones(1)), module(torch.ones(1))) is as_in_eager
+
+
+def later_method(compile_):
+    class Rate:
+        def value(self):
+            return 2.0
+
+    rate = Rate()
+    compiled = compile_(lambda x: x * rate.value())
+    compiled(torch.ones(1))
+    Rate.value = lambda self: 3.0
+    return compiled(torch.ones(1)).item()
+
+
+def test_a_method_that_is_replaced_later(compile_):
+    assert "| adds a method to a class, or replaces a method, after the first call" in PAGE
+    torch._dynamo.reset()
+    assert later_method(compile_) == 2.0
+    assert later_method(lambda function: foregrad.compile(function, backend="eager")) == 3.0
+
+
+def test_an_array_over_a_written_tensor_is_read_after_the_write():
+    array = np.zeros(2, dtype=np.float32)
+    written = torch.from_numpy(array)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: (x.add_(1), torch.as_tensor(array) * 1)[1], backend="foregrad", options={"backend": "eager"}
+    )
+    assert [compiled(written).tolist() for _ in range(2)] == [[1.0, 1.0], [2.0, 2.0]]

@@ -1,4 +1,4 @@
-"""Rows of docs/limits.md outside of its first table: eager with a warning, raised, or silent, as the page says."""
+"""Rows of docs/limits.md outside of its tables on memory: eager with a warning, raised, or silent, as the page says."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import ctypes
 import functools
 import importlib
 import inspect
+import itertools
 import pathlib
 import sys
 import tempfile
 import threading
 import time
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import foregrad
 from foregrad import errors
-from tests.parity.test_limits import MEMORY, OTHERS
+from tests.parity.test_limits import PAGE, tables_of
 
 SILENT, RAISED, EAGER = {}, {}, {}
 ONES = functools.partial(torch.ones, requires_grad=True)
@@ -62,13 +64,13 @@ def writing(write):
 
 
 # ----------------------------------------------------------------------------------------- eager with a warning
-@eager("NumPy computes with an array", errors.UnsupportedSideEffectError)
+@eager("computes in NumPy with an array", errors.UnsupportedSideEffectError)
 def _(wrap):
     array = np.arange(1.0, 4.0)
     return wrap(lambda x, a: x * torch.from_numpy((a - 1.0) / 2.0))(ONES(3), array)
 
 
-@eager("it leaves a setting changed", errors.UnsupportedSideEffectError)
+@eager("leaves a setting changed", errors.UnsupportedSideEffectError)
 def _(wrap):
     def function(x):
         torch.autograd.set_multithreading_enabled(False)
@@ -78,12 +80,23 @@ def _(wrap):
         wrap(function)(ONES(3))
 
 
-@eager("it makes a random generator of PyTorch's", errors.UnsupportedSideEffectError)
+@eager("makes a random generator of PyTorch's", errors.UnsupportedSideEffectError)
 def _(wrap):
     wrap(lambda x: x * torch.rand(3, generator=torch.Generator().manual_seed(4)))(ONES(3))
 
 
-@eager("it calls a scripted or traced function or module", errors.UnsupportedOpError)
+@eager("asks for the state or seed of a generator", errors.UnsupportedSideEffectError)
+def _(wrap):
+    return wrap(lambda x: x + torch.initial_seed())(torch.ones(1))
+
+
+@eager("asks for a tensor's address", errors.UnsupportedError)
+def _(wrap):
+    x = torch.ones(1)
+    return wrap(lambda x: x.data_ptr())(x) == x.data_ptr()
+
+
+@eager("calls a scripted or traced function or module", errors.UnsupportedOpError)
 def _(wrap):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -91,12 +104,12 @@ def _(wrap):
     wrap(lambda x: scripted(x))(ONES(3))
 
 
-@eager("it asks another clock than", errors.UnsupportedSideEffectError)
+@eager("reads a clock other than", errors.UnsupportedSideEffectError)
 def _(wrap):
     wrap(lambda x: x + time.monotonic())(ONES(3))
 
 
-@eager("a backward (of a custom Function, a hook", errors.UnsupportedMutationError)
+@eager("has a backward (of a custom Function, a hook, a custom operator) that writes", errors.UnsupportedMutationError)
 def _(wrap):
     memory = torch.zeros(4)
     apply = writing(lambda buffer, gradient: buffer.add_(gradient.sum())).apply
@@ -104,7 +117,7 @@ def _(wrap):
     return memory
 
 
-@eager("a checkpointed part calls an eager region", errors.UnsupportedSideEffectError)
+@eager("calls, in a checkpointed part, an eager region", errors.UnsupportedSideEffectError)
 def _(wrap):
     calls = []
     region = foregrad.eager_region(lambda x: calls.append(1) or x.sin())
@@ -112,7 +125,7 @@ def _(wrap):
     return len(calls)
 
 
-@silent("a custom Function is applied outside")
+@silent("passes the result of a custom Function")
 def _(wrap):
     gradients = []
     apply = writing(lambda _, gradient: gradients.append(gradient)).apply
@@ -120,7 +133,7 @@ def _(wrap):
     return len(gradients)
 
 
-@eager("a backward changes sizes or memory", errors.UnsupportedMutationError)
+@eager("has a backward that changes sizes or memory", errors.UnsupportedMutationError)
 def _(wrap):
     found = []
     for write in (lambda b, _: b.resize_(1), lambda b, _: b.set_(torch.ones(5)), lambda b, _: b.unsqueeze_(0)):
@@ -130,7 +143,7 @@ def _(wrap):
     return found
 
 
-@eager("a hook on a leaf that the function makes", errors.UnsupportedMutationError)
+@eager("puts a hook that writes a tensor on a leaf", errors.UnsupportedMutationError)
 def _(wrap):
     seen = torch.zeros(2)
 
@@ -143,14 +156,14 @@ def _(wrap):
     return seen[0]
 
 
-@eager("`.grad` of an argument is an argument", errors.UnsupportedError)
+@eager("takes `.grad` of an argument as an argument", errors.UnsupportedError)
 def _(wrap):
     x = ONES(2)
     x.grad = torch.ones(2)
     return wrap(lambda x, gradient: (x * gradient).sum() + x.grad.sum())(x, x.grad)
 
 
-@eager("a hook with an effect in Python", errors.UnsupportedSideEffectError)
+@eager("puts a hook on a tensor, and the hook has an effect in Python", errors.UnsupportedSideEffectError)
 def _(wrap):
     seen = []
 
@@ -163,7 +176,45 @@ def _(wrap):
     return seen
 
 
-@eager("a hook on a node", errors.UnsupportedSideEffectError)
+@eager("calls `backward()`, and the gradient goes on outside", errors.UnsupportedSideEffectError)
+def _(wrap):
+    def function(x):
+        (x * 2).sum().backward()
+        return x * 3
+
+    leaf = ONES(2)
+    wrap(function)(leaf * 1)
+    return leaf.grad
+
+
+def hooked(function, *args):
+    function(*args).sum().backward()
+    return args[0].grad
+
+
+@eager(
+    "puts a hook on an argument, a parameter or a closed-over tensor, and the hook", errors.UnsupportedSideEffectError
+)
+def _(wrap):
+    def function(x):
+        total = x.detach().sum()
+        x.register_hook(lambda gradient: gradient * total)
+        return x.sin()
+
+    return hooked(wrap(function), ONES(2))
+
+
+@eager("puts a hook on an argument, a parameter or a closed-over tensor that shares", errors.UnsupportedSideEffectError)
+def _(wrap):
+    def function(x, view):
+        x.register_hook(lambda gradient: gradient * 2)
+        return x * view
+
+    x = ONES(2)
+    return hooked(wrap(function), x, x.detach()[:1])
+
+
+@eager("puts a hook on a node (`y.grad_fn.register_hook`)", errors.UnsupportedSideEffectError)
 def _(wrap):
     scale = {"by": 2.0}
 
@@ -178,12 +229,12 @@ def _(wrap):
     return torch.autograd.grad(y, x)[0]
 
 
-@eager("it looks at the code that calls it", errors.UnsupportedSideEffectError)
+@eager("looks at the code that calls it", errors.UnsupportedSideEffectError)
 def _(wrap):
     return wrap(lambda x: x * any(info.function == "_" for info in inspect.stack(0)))(torch.ones(1))
 
 
-@eager("it is called in an `except` block", errors.UnsupportedSideEffectError)
+@eager("may read the exception of an `except` block", errors.UnsupportedSideEffectError)
 def _(wrap):
     try:
         raise KeyError
@@ -191,7 +242,7 @@ def _(wrap):
         return wrap(lambda x: x * (2 if sys.exc_info()[0] is KeyError else 1))(torch.ones(1))
 
 
-@eager("a hook, or the backward of a custom Function, looks at", errors.UnsupportedSideEffectError)
+@eager("has a hook or custom Function whose backward reads an object", errors.UnsupportedSideEffectError)
 def _(wrap):
     def function(x, config):
         y = x * 2
@@ -205,7 +256,7 @@ def _(wrap):
     return x.grad
 
 
-@eager("it compares (`is`, `in`, a key of a dict) an argument", errors.UnsupportedTensorError)
+@eager("compares (`is`, `in`, a key of a dict) an argument", errors.UnsupportedTensorError)
 def _(wrap):
     known = TwoTensor(torch.ones(2), torch.ones(2))
     members = {known}
@@ -226,7 +277,7 @@ class Counted(torch.autograd.Function):
         return g * 2
 
 
-@eager("the backward of a custom Function looks at Python state", errors.UnsupportedSideEffectError)
+@eager("has a custom Function whose backward reads Python state", errors.UnsupportedSideEffectError)
 def _(wrap):
     def function(x):
         Counted.apply(x).sum().backward()
@@ -237,7 +288,7 @@ def _(wrap):
     return torch.autograd.grad(wrap(function)(x), x)[0] + COUNTS["backwards"]
 
 
-@eager("a sparse gradient of", errors.UnsupportedLayoutError)
+@eager("returns a sparse gradient of", errors.UnsupportedLayoutError)
 def _(wrap):
     def function(weight):
         loss = nn.functional.embedding(torch.tensor([1, 2]), weight, sparse=True).sum()
@@ -247,20 +298,20 @@ def _(wrap):
 
 
 # ------------------------------------------------------------------------------------------------ raised
-@raised("a sparse gradient is taken with", errors.UnsupportedLayoutError)
+@raised("takes a sparse gradient with", errors.UnsupportedLayoutError)
 def _(wrap):
     weight = ONES(5, 3)
     loss = wrap(lambda w: nn.functional.embedding(torch.tensor([1, 2]), w, sparse=True).sin().sum())(weight)
     torch.autograd.grad(loss, weight, create_graph=True)
 
 
-@raised("a backward with `create_graph=True` writes", errors.UnsupportedMutationError)
+@raised("runs a backward with `create_graph=True` that writes", errors.UnsupportedMutationError)
 def _(wrap):
     x, apply = ONES(2), writing(lambda buffer, gradient: buffer.add_(gradient.sum())).apply
     torch.autograd.grad(wrap(lambda x, b: apply(x, b).sin().sum())(x, torch.zeros(2)), x, create_graph=True)
 
 
-@raised("a backward that writes to a tensor of the forward runs", errors.UnsupportedMutationError)
+@raised("runs a second time a backward", errors.UnsupportedMutationError)
 def _(wrap):
     class Writes(torch.autograd.Function):
         @staticmethod
@@ -277,7 +328,7 @@ def _(wrap):
     loss.backward()
 
 
-@raised("with dual numbers on, a gradient is taken outside", errors.UnsupportedError)
+@raised("takes a gradient outside with `create_graph=True`, and the incoming", errors.UnsupportedError)
 def _(wrap):
     x = ONES(2)
     out = wrap(torch.sin)(x)
@@ -285,7 +336,7 @@ def _(wrap):
         torch.autograd.grad(out, x, forward_ad.make_dual(torch.ones(2), torch.ones(2)), create_graph=True)
 
 
-@raised("the gradient that a hook with Python in it returns", errors.UnsupportedOpError)
+@raised("differentiates the gradient that a hook with Python", errors.UnsupportedOpError)
 def _(wrap):
     kept = []
 
@@ -308,7 +359,7 @@ def outcome_of(function):
         return type(error)
 
 
-@silent("a part of a backward ran without")
+@silent("takes a gradient, frees the graph")
 def _(wrap):
     x = ONES(2)
     loss = wrap(lambda x: (x.exp() * x).sum())(x)
@@ -317,7 +368,7 @@ def _(wrap):
     return outcome_of(lambda: torch.autograd.grad(gradient.sum(), x)[0])
 
 
-@silent("a second backward goes through a selective")
+@silent("runs a second backward through a selective")
 def _(wrap):
     def policy(ctx, op, *args, **kwargs):
         return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
@@ -329,7 +380,7 @@ def _(wrap):
     return outcome_of(loss.backward)
 
 
-@silent("a custom Function returns a view of its input")
+@silent("changes in place a returned view")
 def _(wrap):
     class Identity(torch.autograd.Function):
         @staticmethod
@@ -344,7 +395,7 @@ def _(wrap):
     return outcome_of(lambda: y.mul_(2))
 
 
-@silent("one loss depends on a result and on its gradient")
+@silent("adds to the loss a gradient taken outside")
 def _(wrap):
     def function(x):
         hidden = x.exp()
@@ -358,7 +409,7 @@ def _(wrap):
     return x.grad
 
 
-@silent("`binary_cross_entropy` of dual numbers")
+@silent("takes `binary_cross_entropy` of dual numbers")
 def _(wrap):
     with forward_ad.dual_level():
         x = forward_ad.make_dual(torch.tensor([1.0]), torch.ones(1))
@@ -366,7 +417,7 @@ def _(wrap):
         return forward_ad.unpack_dual(loss).tangent.isnan()
 
 
-@silent("one `torch.autocast` block is around several")
+@silent("puts one `torch.autocast` block around several")
 def _(wrap):
     weight = ONES(4, 4)
     call = wrap(lambda x: (x @ weight).sum())
@@ -378,7 +429,7 @@ def _(wrap):
     return loss
 
 
-@silent("`torch.autocast` is around a backward alone")
+@silent("puts `torch.autocast` around a backward alone")
 def _(wrap):
     x = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
     loss = wrap(lambda x: (x @ x.sin()).sum())(x)
@@ -387,7 +438,7 @@ def _(wrap):
     return x.grad
 
 
-@silent("`parametrize.cached()` is around several calls")
+@silent("puts `parametrize.cached()` around several calls")
 def _(wrap):
     class Doubled(nn.Module):
         def forward(self, weight):
@@ -403,7 +454,7 @@ def _(wrap):
         return call(torch.ones(1, 2))
 
 
-@silent("`record_function` is inside")
+@silent("uses `record_function` inside")
 def _(wrap):
     def function(x):
         with torch.profiler.record_function("inside"):
@@ -416,7 +467,7 @@ def _(wrap):
     return any(event.key == "inside" for event in profile.key_averages())
 
 
-@silent("the function tries to import a module whose file is created later")
+@silent("the function tried to import a missing module")
 def _(wrap):
     def function(x):
         try:
@@ -436,7 +487,7 @@ def _(wrap):
     return found
 
 
-@silent("it sets `args` of an exception")
+@silent("sets `args` of an exception")
 def _(wrap):
     error = ValueError(0)
 
@@ -450,7 +501,7 @@ def _(wrap):
     return torch.tensor(error.args[0])
 
 
-@silent("a bare `raise`, in no `except` block")
+@silent("uses a bare `raise`, in no `except` block")
 def _(wrap):
     def function(x):
         try:
@@ -466,7 +517,7 @@ def _(wrap):
         return call(torch.ones(1))
 
 
-@silent("the unpack hook of a saved tensor")
+@silent("changes Python state between forward and backward, and the unpack hook")
 def _(wrap):
     scale, x = {"by": 1.0}, ONES(1)
 
@@ -479,7 +530,7 @@ def _(wrap):
     return torch.autograd.grad(y, x)[0]
 
 
-@silent("it calls a function with `functools.lru_cache`")
+@silent("calls a function with `functools.lru_cache`")
 def _(wrap):
     doubled = functools.lru_cache(lambda n: n * 2)
     call = wrap(lambda x: x * doubled(3))
@@ -488,7 +539,7 @@ def _(wrap):
     return doubled.cache_info().hits
 
 
-@silent("Python state that a checkpointed part reads")
+@silent("changes Python state between forward and backward, and a checkpointed part")
 def _(wrap):
     scale = {"by": 1.0}
     call = wrap(lambda x: checkpoint(lambda x: (x.sin() * scale["by"]).exp().sum(), x, use_reentrant=False))
@@ -499,7 +550,7 @@ def _(wrap):
     return x.grad
 
 
-@silent("a function with variables of its own")
+@silent("a function with variables of an enclosing function")
 def _(wrap):
     def one_of(factor):
         return lambda x: x * factor
@@ -513,7 +564,7 @@ def _(wrap):
     return call(torch.ones(1))
 
 
-@silent("it reads other items than the first behind a pointer of `ctypes`")
+@silent("reads items after the first behind a pointer of `ctypes`")
 def _(wrap):
     array = (ctypes.c_double * 2)(2.0, 3.0)
     pointer = ctypes.cast(array, ctypes.POINTER(ctypes.c_double))
@@ -523,7 +574,7 @@ def _(wrap):
     return call(torch.ones(1))
 
 
-@eager("it writes to Python's state under a lock", errors.UnsupportedSideEffectError)
+@eager("writes to Python's state under a lock", errors.UnsupportedSideEffectError)
 def _(wrap):
     lock, counts = threading.Lock(), [0]
 
@@ -535,7 +586,7 @@ def _(wrap):
     return wrap(function)(torch.ones(1)), counts
 
 
-@silent("another thread writes to the same attribute")
+@silent("writes an attribute, list or dict while another thread")
 def _(wrap):
     counts = {"n": 0}
 
@@ -560,7 +611,7 @@ def _(wrap):
     return counts["n"]
 
 
-@silent("a method of a class of PyTorch's is replaced")
+@silent("a function or method inside PyTorch, NumPy")
 def _(wrap):
     call = wrap(lambda x: x.sin())
     call(torch.ones(1))
@@ -569,7 +620,7 @@ def _(wrap):
         return call(torch.ones(1))
 
 
-@silent("it looks at a list of weights that a recurrent layer keeps")
+@silent("reads a recurrent layer's list of weights")
 def _(wrap):
     layer = nn.GRU(2, 2)
     weights = {name: torch.zeros_like(p) for name, p in layer.named_parameters()}
@@ -586,7 +637,7 @@ def _(wrap):
         return call(torch.ones(1))
 
 
-@silent("a class gets other bases")
+@silent("a class gets new bases")
 def _(wrap):
     class One:
         rate = 1.0
@@ -604,14 +655,14 @@ def _(wrap):
     return call(torch.ones(1))
 
 
-@silent("a gradient is the sum of several with a dimension of size 1")
+@silent("sums gradients with a dimension of size 1")
 def _(wrap):
     call = wrap(lambda x: (x * 1).flip(0).sin().sum() + (x * 1).t().cos().sum())
     x = torch.randn(3, 1, requires_grad=True)
     return torch.tensor(torch.autograd.grad(call(x), x)[0].stride())
 
 
-@silent("a hook is on the node that accumulates a leaf's gradient")
+@silent("puts a hook on the node that accumulates a leaf's gradient")
 def _(wrap):
     weight = ONES(1)
     node = weight.expand_as(weight).grad_fn.next_functions[0][0]
@@ -624,14 +675,14 @@ def _(wrap):
     return wrap(step)(torch.ones(1))
 
 
-@silent("it asks whether a size is a `torch.SymInt`")
+@silent("asks whether a size is a `torch.SymInt`")
 def _(wrap):
     call = wrap(lambda x: x * (2.0 if isinstance(x.shape[0], torch.SymInt) else 1.0))
     call(torch.ones(2))
     return call(torch.ones(3))
 
 
-@silent("it reads `_version` of a tensor that it detached")
+@silent("reads `_version` of a tensor that it detached")
 def _(wrap):
     call = wrap(lambda x: x.detach().add_(1)._version)
     x = torch.ones(1)
@@ -639,35 +690,112 @@ def _(wrap):
     return torch.tensor(call(x))
 
 
+@silent("calls a C function through `ctypes`")
+def _(wrap):
+    library = ctypes.CDLL(None)
+    call = wrap(lambda x: x + library.rand())
+    return len({call(torch.zeros(1, dtype=torch.int64)).item() for _ in range(6)}) == 6
+
+
+@silent("registers `weakref.finalize` on a tensor")
+def _(wrap):
+    ended = []
+
+    def function(x):
+        weakref.finalize(x * 2, ended.append, 1)
+        return x * 3
+
+    call = wrap(function)
+    for _ in range(3):
+        call(torch.ones(1))
+    return len(ended)
+
+
+@silent("puts a hook on one result, or on an argument")
+def _(wrap):
+    called = []
+    result, other = wrap(lambda x, w: (x * 2, w * 3))(ONES(2), weight := ONES(2))
+    result.register_hook(lambda gradient: called.append(1))
+    torch.autograd.grad(result.sum() + other.sum(), weight)
+    return len(called)
+
+
+@silent("calls `torch.cond`, and only the branch not taken")
+def _(wrap):
+    layer = nn.Linear(2, 2)
+    call = wrap(lambda x: torch.cond(x.sum() > 0, layer, torch.sin, (x,)))
+    call(torch.full((2,), -1.0, requires_grad=True)).sum().backward()
+    return layer.weight.grad is None
+
+
+@silent("passes a wrapper subclass whose class has side effects")
+def _(wrap):
+    class Counting(TwoTensor):
+        calls = 0
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            Counting.calls += 1
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    call = wrap(torch.sin)
+    for _ in range(3):
+        call(Counting(torch.ones(2), torch.ones(2)))
+    return Counting.calls
+
+
+@silent("asks for the class of an argument whose class is an empty subclass")
+def _(wrap):
+    class Weight(nn.Parameter):
+        pass
+
+    return wrap(lambda w: w * (2 if type(w) is Weight else 3))(Weight(torch.ones(1)))
+
+
 # Told by other tests, or not to be shown by a program of a few lines.
 ELSEWHERE = {
-    "it logs, and code of a handler of your own": "tests/python/test_handlers_of_logs.py",
-    "`torch.nn.functional.bilinear` or `torch.linalg.pinv` runs under": "tests/parity/test_mixed_dtypes.py",
-    "with Inductor, an argument is written several times": "the programs here have eager's kernels",
-    "after the call, the program writes through `.data`": "tests/parity/regressions_aliases.py: it takes a saved copy",
-    "an error lies behind an input": "tests/functions/programs_once.py",
-    "a gradient comes in laid out otherwise": "rounding of kernels",
-    "it calls `type` under a second name": "tests/parity/test_types_asked.py",
-    "a tensor from outside that the backward of a custom Function reads": "the error is PyTorch's",
-    "a function under `lru_cache(maxsize=n)`": "what C keeps of an entry that was taken out",
-    "it asks PyTorch's private names": "the keys of stand-ins are PyTorch's",
+    "logs, and a handler of your own": "tests/python/test_handlers_of_logs.py",
+    "calls `torch.nn.functional.bilinear` or `torch.linalg.pinv` under": "tests/parity/test_mixed_dtypes.py",
+    "with Inductor, writes an argument several times": "the programs here have eager's kernels",
+    "writes through `.data`, after the call": "tests/parity/regressions_aliases.py: it takes a saved copy",
+    "passes an argument with an error behind it": "tests/functions/programs_once.py",
+    "passes a gradient with a layout": "rounding of kernels",
+    "calls `type` under a second name": "tests/parity/test_types_asked.py",
+    "writes, between forward and backward, a tensor from outside": "the error is PyTorch's",
+    "calls a function under `lru_cache(maxsize=n)`": "what C keeps of an entry that was taken out",
+    "asks PyTorch's private names": "the keys of stand-ins are PyTorch's",
     "an operator in a graph that has written": "tests/effects/test_faults.py",
     "an operator in a graph with a collective": "tests/effects/test_faults.py",
     "an operator in a backward": "tests/effects/test_faults.py",
-    "an operator behind which the function sets gradients": "tests/effects/test_faults.py",
+    "an operator before `optimizer.zero_grad()`": "tests/effects/test_faults.py",
     "an interrupt while a graph runs": "tests/guards/test_interrupts.py",
     "an interrupt while the function is captured": "tests/python/test_other_threads.py",
     "an exception that another thread sets": "tests/guards/test_interrupts.py",
 }
 
 
+def rows_of(title):
+    """The rows of the tables below a title of the page, without the tables' heads."""
+    lines = tables_of(PAGE.read_text(), title).splitlines()
+    return [line[2:] for line, after in itertools.pairwise(lines) if line[:2] == "| " and after[:2] != "|-"]
+
+
 def test_every_row_is_told():
-    tables = (MEMORY + OTHERS).partition("## Behind Dynamo")[0].splitlines()
-    rows = [line[2:] for line in tables if line.startswith("| ") and "| outcome |" not in line]
-    rows = [row for row in rows if "eager with a warning" not in row or row not in MEMORY]
+    titles = ("## Silent differences", "## Calls that run eagerly", "## Operations that raise")
+    rows = [row for title in (*titles, "## When an operator raises") for row in rows_of(title)]
+    rows = [row for row in rows if row not in rows_of("### Memory, views and sizes")]
     known = [*SILENT, *RAISED, *EAGER, *ELSEWHERE]
     assert [row for row in rows if not any(row.startswith(one) for one in known)] == []
     assert [one for one in known if not any(row.startswith(one) for row in rows)] == []
+
+
+@pytest.mark.parametrize(
+    ("title", "programs"),
+    [("## Silent differences", SILENT), ("## Calls that run eagerly", EAGER), ("## Operations that raise", RAISED)],
+)
+def test_a_row_is_in_the_table_of_its_outcome(title, programs):
+    rows = rows_of(title)
+    assert [one for one in programs if not any(row.startswith(one) for row in rows)] == []
 
 
 def eagerly(function):
