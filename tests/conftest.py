@@ -142,7 +142,7 @@ NOT_PUT_BACK = {"checks of distributions", "recursion limit", "float32 precision
 def settings_left_alone():
     """A test that leaves a setting of PyTorch's as it has made it fails, not the ones after it."""
     try:
-        from foregrad._torch.settings import apply_settings, settings
+        from foregrad.python._torch.settings import apply_settings, settings
     except ModuleNotFoundError:  # the core alone: see tests/house/core_alone.py
         yield
         return

@@ -221,11 +221,11 @@ ANNEXES = {
     "artifacts of joint graphs": ["foregrad.store.artifacts.of_joints:artifact_of"],
     "backends": [
         "foregrad.inductor.backend:BACKENDS",
-        "foregrad.backends.of_dynamo:BACKENDS",
+        "foregrad.dynamo.of_dynamo:BACKENDS",
         "foregrad.backends.debugging:BACKENDS",
     ],
     "calls under transforms": ["foregrad.transforms.calls:LayeredCalls"],
-    "classes of constants": ["foregrad._torch.distributed:GROUPS"],
+    "classes of constants": ["foregrad.distributed._torch.distributed:GROUPS"],
     "effects in files": ["foregrad.planning.asked"],
     "graphs compiled in parts": [
         "foregrad.regions.absent:cut_at_region",
@@ -235,10 +235,11 @@ ANNEXES = {
     "Python's state": ["foregrad.python"],
     "inputs that open": ["foregrad.classes.inputs:InputsOfClasses"],
     "lines of tensors that open": ["foregrad.classes.result_lines:ResultLines"],
+    "lines of Dynamo's graphs": ["foregrad.dynamo:learn_lines"],
     "memory budgets": ["foregrad.budget.within"],
-    "modules that communicate": ["foregrad._torch.distributed:data_parallel"],
+    "modules that communicate": ["foregrad.distributed._torch.distributed:data_parallel"],
     "operators above autograd": ["foregrad.joints.above_autograd"],
-    "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
+    "operators in graphs": ["foregrad.operators._torch.control_flow:IN_GRAPHS"],
     "Python that graphs call": ["foregrad.regions.of_run:PythonOfRun"],
     "repeated regions": ["foregrad.inductor.regions:outlined"],
     "tensor subclasses": ["foregrad.classes"],
@@ -246,7 +247,7 @@ ANNEXES = {
     "values without a layout": ["foregrad.operators.sparse_passes:SPARSE_VALUES"],
     "attempts at a call": ["foregrad.regions.calls:ATTEMPTS"],
     "the cache on disk": ["foregrad.store.cache.keeper:keeper_for"],
-    "what a first compiled graph waits for": ["foregrad._torch.inductor:get_ready"],
+    "what a first compiled graph waits for": ["foregrad.inductor._torch.inductor:get_ready"],
     "graphs compiled elsewhere": ["foregrad.store.later.successor:later_for"],
 }
 # As `foregrad.graph`, without importing it.

@@ -11,8 +11,8 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import foregrad
-from foregrad._torch import dynamo as door
 from foregrad.dynamo import AotAutograd
+from foregrad.dynamo._torch import dynamo as door
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -13,11 +13,11 @@ import torch
 from torch import fx, nn
 
 import foregrad
-from foregrad._torch import inductor as door
 from foregrad.errors import BackendError
 from foregrad.graph.meta import TensorSpec, spec_of
 from foregrad.graph.role import GraphRole, role_of
 from foregrad.inductor import backend as inductor
+from foregrad.inductor._torch import inductor as door
 from foregrad.inductor.backend import InductorCompiler
 
 pytestmark = [

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad._torch import inductor as door
 from foregrad._torch.graphs import copied
 from foregrad.graph.meta import spec_of
+from foregrad.inductor._torch import inductor as door
 from foregrad.inductor.backend import InductorCompiler
 
 pytestmark = [

@@ -10,11 +10,11 @@ from torch import fx
 
 import foregrad
 from foregrad import config
-from foregrad._torch import inductor as door
 from foregrad._torch import memory
 from foregrad._torch.native import native
 from foregrad.graph.role import GraphRole
 from foregrad.inductor import segments
+from foregrad.inductor._torch import inductor as door
 from foregrad.inductor.backend import InductorCompiler
 from foregrad.runtime import compiled as donated
 from tests.parity.peak import peak_of

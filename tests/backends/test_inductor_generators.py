@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad._torch import inductor as door
+from foregrad.inductor._torch import inductor as door
 
 pytestmark = [
     pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler"),

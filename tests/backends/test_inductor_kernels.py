@@ -10,8 +10,8 @@ import torch
 from torch._inductor.async_compile import AsyncCompile
 
 import foregrad
-from foregrad._torch import inductor as door
-from foregrad._torch import kernels
+from foregrad.inductor._torch import inductor as door
+from foregrad.inductor._torch import kernels
 
 pytestmark = [
     pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler"),

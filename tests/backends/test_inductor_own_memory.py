@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import foregrad
-from foregrad._torch import inductor as door
+from foregrad.inductor._torch import inductor as door
 from tests.dynamo.installed import make_known
 
 pytestmark = [

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad._torch import inductor as door
-from foregrad._torch.inductor import possible_patterns
+from foregrad.inductor._torch import inductor as door
+from foregrad.inductor._torch.inductor import possible_patterns
 from foregrad.inductor.backend import InductorCompiler
 from foregrad.inductor.repeats import layout_key
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad._torch import inductor as door
 from foregrad._torch.graphs import copied
+from foregrad.inductor._torch import inductor as door
 
 aten = torch.ops.aten
 

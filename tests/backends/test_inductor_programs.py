@@ -12,9 +12,9 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 import foregrad
-from foregrad._torch import inductor as door
 from foregrad.graph.meta import TensorSpec
 from foregrad.graph.role import LAID_OUT
+from foregrad.inductor._torch import inductor as door
 from foregrad.inductor.segments import compile_around
 
 pytestmark = [

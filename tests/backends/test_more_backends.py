@@ -156,7 +156,7 @@ def test_torch_compile_finds_foregrad_by_its_entry_point(tmp_path):
 
 def test_memory_lent_by_another_runtime_is_copied(monkeypatch):
     """A runtime that gives the same buffer again on its next call must not change what was returned before."""
-    from foregrad._torch import dynamo
+    from foregrad.dynamo._torch import dynamo
 
     def reusing(gm, inputs):
         buffers = {}

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad._torch import inductor as door
 from foregrad.backends.eager import eager_compiler
 from foregrad.graph.role import called_region, role_of
+from foregrad.inductor._torch import inductor as door
 from foregrad.inductor.regions import outlined
 
 needs_compiler = pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler")

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from foregrad._torch.inductor import cpp_compiler_found
+from foregrad.inductor._torch.inductor import cpp_compiler_found
 from foregrad.store.cache.store import Store
 from tests import forked
 from tests.cache.warm import OTHER_SIZES, PROGRAMS

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 import foregrad
-from foregrad._torch import inductor as door
 from foregrad.graph.role import role_of
 from foregrad.inductor import backend as inductor
+from foregrad.inductor._torch import inductor as door
 
 # Dynamo's own doing: it looks at `.grad` of tensors between two graphs.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

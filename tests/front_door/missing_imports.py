@@ -107,7 +107,7 @@ def imports_of(node: ast.AST) -> list[str]:
 
 def main() -> int:
     found = in_foregrad()
-    from foregrad._torch import inductor
+    from foregrad.inductor._torch import inductor
 
     inductor.decompositions()
     found = sorted({*found, *in_torch()})

@@ -10,8 +10,8 @@ from torch.nn.attention import flex_attention as module
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import foregrad
-from foregrad._torch.control_flow import ATTENTION, BACKWARD
 from foregrad.errors import UnsupportedOpError
+from foregrad.operators._torch.control_flow import ATTENTION, BACKWARD
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),

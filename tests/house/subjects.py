@@ -1,8 +1,7 @@
 """The subject of every source file: the core, or one of the annexes.
 
 An annex is a subject beside ahead-of-time autograd itself. The core must not import an annex, and an annex imports no
-annex but those in `ALLOWED`. Until an annex has a folder of its own, its files are listed here; a folder directly below
-`src/foregrad` with an annex's name belongs to that annex without a row.
+annex but those in `ALLOWED`.
 """
 
 from __future__ import annotations
@@ -12,48 +11,23 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "src" / "foregrad"
 
-# Patterns are paths below src/foregrad; `*` also matches a slash.
+# An annex is a folder of this name below src/foregrad, with its own door to private PyTorch (`_torch`). The patterns,
+# paths below src/foregrad, name public modules of an annex and backends of the tools; `*` also matches a slash.
 ANNEXES: dict[str, tuple[str, ...]] = {
-    "python": (
-        "_torch/asked.py",
-        "_torch/generators.py",
-        "_torch/recurrent.py",
-        "_torch/settings.py",
-    ),
+    "python": (),
     "regions": (),
-    "classes": (
-        "_torch/function_classes.py",
-        "_torch/jagged.py",
-    ),
-    "operators": (
-        "_torch/control_flow.py",
-        "_torch/jagged_attention.py",
-        "_torch/torchscript.py",
-    ),
-    "transforms": ("_torch/transforms.py",),
-    "distributed": (
-        "graph/collective.py",
-        "_torch/checkpoints.py",
-        "_torch/distributed.py",
-    ),
+    "classes": (),
+    "operators": (),
+    "transforms": (),
+    "distributed": (),
     "budget": (),
-    "inductor": (
-        "_torch/inductor.py",
-        "_torch/kernels.py",
-    ),
-    "dynamo": ("dynamo.py", "backends/of_dynamo.py", "_torch/dynamo.py", "_torch/function_bodies.py"),
-    "store": ("_torch/expressions.py",),
-    "planning": ("_torch/plans.py",),
-    "tools": (
-        "testing.py",
-        "logs.py",
-        "backends/debugging.py",
-        "backends/interpreter.py",
-        "_torch/testing.py",
-        "_torch/tools.py",
-    ),
-    "fusion": ("fusion.py", "_torch/fusion.py"),
-    "joints": ("descriptors.py", "_torch/descriptors.py", "_torch/local_map.py"),
+    "inductor": (),
+    "dynamo": (),
+    "store": (),
+    "planning": (),
+    "tools": ("testing.py", "logs.py", "backends/debugging.py", "backends/interpreter.py"),
+    "fusion": (),
+    "joints": ("descriptors.py", "_torch/descriptors.py"),
 }
 
 # Words by which a core file names an annex's subject, in code or text.
@@ -80,7 +54,6 @@ DOORS = ("__init__.py", "__main__.py")
 ALLOWED = {
     ("store", "python"),
     ("tools", "store"),
-    ("joints", "dynamo"),  # a joint graph to be edited may come of Dynamo
     ("dynamo", "transforms"),
     ("regions", "python"),
 }

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import foregrad
-from foregrad._torch.settings import apply_settings, changes_between_operators, settings
 from foregrad.errors import UnsupportedSideEffectError
+from foregrad.python._torch.settings import apply_settings, changes_between_operators, settings
 
 DOORS = {
     "directly": lambda f: foregrad.compile(f, backend="eager"),

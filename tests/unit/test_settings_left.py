@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import foregrad
-from foregrad._torch.settings import apply_settings, settings
 from foregrad.errors import UnsupportedSideEffectError
+from foregrad.python._torch.settings import apply_settings, settings
 
 
 def grad_mode(x):

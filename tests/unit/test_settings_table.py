@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import foregrad
-from foregrad._torch.settings import REPLAYED, apply_settings, settings
 from foregrad.errors import UnsupportedSideEffectError
+from foregrad.python._torch.settings import REPLAYED, apply_settings, settings
 
 b = torch.backends
 CHANGES = {

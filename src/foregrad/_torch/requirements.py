@@ -25,6 +25,7 @@ import torch
 
 from ..errors import ForegradWarning
 
+_PACKAGE = Path(__file__).parents[1]
 OLDEST, NEWEST = (2, 11), (2, 15)
 """The minor versions of PyTorch that the tests run on, the first and the last."""
 
@@ -35,25 +36,16 @@ def is_at_least(*version: int) -> bool:
 
 
 _IN_ALL = "nothing: capturing any function needs it"
-_DYNAMO = "nothing: `torch.compile(backend='foregrad')` needs it; `foregrad.compile` does not"
 _SIZES = "nothing: symbolic sizes need it; with `dynamic=False` there are none"
 FALLS_BACK = {
-    "control_flow": "nothing: operators that take functions need it",
-    "distributed": "nothing: functions with collectives, DDP, FSDP and DTensor need it",
-    "dynamo": _DYNAMO,
-    "expressions": _SIZES,
-    "function_bodies": _DYNAMO,
+    "dynamo": "nothing: `torch.compile(backend='foregrad')` needs it; `foregrad.compile` does not",
     "inductor": "nothing: Inductor can't be used; `backend='eager'` goes without",
-    "jagged": "nothing: jagged nested tensors need it",
-    "kernels": "nothing: Inductor can't be used; `backend='eager'` goes without",
     "native": "calls go through Python",
-    "settings": "the setting is not looked at, where it is one of the table's",
+    "python/settings": "the setting is not looked at, where it is one of the table's",
     "size_arithmetic": _SIZES,
     "symbols": _SIZES,
-    "tools": "nothing: `foregrad.explain` and `foregrad.verify` need it",
-    "torchscript": "nothing: scripted functions inside captured ones, and `ts_compile`, need it",
 }
-"""By file, where it is not that everything needs it."""
+"""By file of this folder, by annex, or by annex and file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +64,7 @@ class Requirement:
     @property
     def falls_back(self) -> str:
         """The feature that has a detour without the name."""
-        return "; ".join(dict.fromkeys(FALLS_BACK.get(file, _IN_ALL) for file in self.files))
+        return "; ".join(dict.fromkeys(map(_falls_back, self.files)))
 
     def fault(self) -> str | None:
         """The fault of the name in the installed PyTorch; None if there is none."""
@@ -92,20 +84,32 @@ class Requirement:
         return None
 
 
+def _falls_back(file: str) -> str:
+    room, _, door = file.partition("/")
+    return FALLS_BACK.get(file) or FALLS_BACK.get(room, f"nothing: `foregrad.{room}` needs it" if door else _IN_ALL)
+
+
 def missing() -> list[tuple[str, str, str]]:
     """(name, fault, fallback) for each private name that this PyTorch lacks or has changed."""
     faults = [(requirement, requirement.fault()) for requirement in requirements()]
     return [(requirement.name, fault, requirement.falls_back) for requirement, fault in faults if fault is not None]
 
 
+def doors() -> list[Path]:
+    """The sources that use private names: the core's door, this folder, and each annex's own."""
+    return sorted({*_PACKAGE.glob("*/_torch.py"), *_PACKAGE.rglob("_torch/*.py")})
+
+
 @functools.cache
 def requirements() -> tuple[Requirement, ...]:
     """All requirements, by name."""
     uses: dict[str, _Uses] = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in doors():
+        room = path.relative_to(_PACKAGE).parts[0]
+        file = path.stem if room == "_torch" else f"{room}/{path.stem}"
         for name, optional, call in _names_in(path.read_text(encoding="utf-8")):
             use = uses.setdefault(name, _Uses())
-            use.files[path.stem] = None
+            use.files[file] = None
             use.optional &= optional
             use.calls.update([] if call is None else [call])
     return tuple(

@@ -1,9 +1,9 @@
 """Tensor subclasses, taken apart into plain tensors. The spine asks for these names: see `frontend/openings.py`."""
 
-from .._torch.function_classes import only_overrides, plain_alias
-from ..classes.conversion import Samples, converted, taken_apart, unexpected, unwrapping, wrap
-from ..classes.function_classes import refusal
-from ..classes.spec import bare_spec, rebuilt, with_sizes_of
+from ._torch.function_classes import only_overrides, plain_alias
+from .conversion import Samples, converted, taken_apart, unexpected, unwrapping, wrap
+from .function_classes import refusal
+from .spec import bare_spec, rebuilt, with_sizes_of
 
 __all__ = [
     "Samples",

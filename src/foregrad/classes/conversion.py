@@ -18,10 +18,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .._torch import engine
 from .._torch.dynamo_off import dynamo_off
 from .._torch.engine import hand_over, plain_execution, take_handed
-from .._torch.jagged import is_jagged
 from .._torch.wrappers import is_wrapper, parts_of
 from ..errors import UnsupportedTensorError
 from ..identity import ById
+from ._torch.jagged import is_jagged
 from .spec import Carrier, WrapperSpec, rebuilt, spec_of
 
 Parts = Sequence["torch.Tensor | None"]

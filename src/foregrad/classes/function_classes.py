@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch.function_classes import FunctionClasses, as_class, is_function_class, plain_alias
 from ..errors import UnsupportedSideEffectError, UnsupportedTensorError
 from ..frontend.openings import OtherFormError
 from ..frontend.tree import LEAF, Tree, open_container
 from ..identity import ById
 from ..locks import bound
+from ._torch.function_classes import FunctionClasses, as_class, is_function_class, plain_alias
 
 _serving: list[Callable[[], FunctionClasses | None]] = []
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from .._torch.jagged import is_dispatch_argument
 from .._torch.symbols import has_symbolic, is_symbolic, same_numbers
 from .._torch.tensors import (
     allows_writes,
@@ -37,6 +36,7 @@ from ..tracing.inputs.open_inputs import OpenInputs
 from ..tracing.recorder.recorder import Recorder
 from ..tracing.tape.gradient_paths import passed_through
 from ..tracing.tape.origin import user_line
+from ._torch.jagged import is_dispatch_argument
 from .conversion import learn_carriers, learn_gradient, predicted_spec, taken_apart, unwrap, wrap
 from .spec import Carrier, WrapperSpec, bare_spec, rebuilt, spec_of, with_sizes_of
 

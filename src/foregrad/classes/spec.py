@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from .._torch.jagged import CARRYING, is_jagged, ragged_size, ragged_source
 from .._torch.symbols import coefficient, concrete, expression_text, has_symbolic, is_ragged, is_symbolic
 from .._torch.tensors import is_traceable_wrapper_subclass
 from .._torch.wrappers import is_wrapper, parts_of
 from ..errors import UnsupportedTensorError
 from ..graph.meta import following_strides
 from ..graph.source import compile_source
+from ._torch.jagged import CARRYING, is_jagged, ragged_size, ragged_source
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 

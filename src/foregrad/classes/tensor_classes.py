@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from .._torch import function_classes
-from .._torch.function_classes import FunctionClasses
-from .._torch.jagged import dispatch_argument_of_capture
 from .._torch.patches import swapped
 from ..locks import Bind
 from ..tracing.aspect import Aspect, aspect
 from ..tracing.heap.recording import Host, Recording
+from ._torch import function_classes
+from ._torch.function_classes import FunctionClasses
+from ._torch.jagged import dispatch_argument_of_capture
 from .function_classes import check_classes, serve_captures
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .._torch.distributed import bucket_sizes
 from ..graph.joint import JointGraph
 from ..passes.stages import with_stages
+from ._torch.distributed import bucket_sizes
 
 
 def in_buckets(joint: JointGraph) -> JointGraph:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .._torch.checkpoints import install
 from .._torch.ops import has_effects, waits_for_others
 from ..errors import UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
 from ..graph.calls import call_of
@@ -27,6 +26,7 @@ from ..tracing.kernels.checks import Check
 from ..tracing.tape.opinfo import op_info
 from ..tracing.tape.origin import user_line
 from ..tracing.tape.tape import Entry, entries_in
+from ._torch.checkpoints import install
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,19 +16,19 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from .._torch.distributed import finished_work, functional_collective, group_of, install, reduction_of, work_of
 from .._torch.engine import dispatching_again, without_modes, without_torch_functions
 from .._torch.nested import tensors_in
 from .._torch.patches import region_runner
 from ..errors import UnsupportedOpError
 from ..graph.calls import CALL
-from ..graph.collective import Collective, arguments_of, returned, written_to
 from ..identity import ById
 from ..locks import Bind
 from ..tracing.aspect import Aspect, Row, aspect
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.tape.again import CaptureAgain
 from ..tracing.tape.tape import Entry
+from ._torch.distributed import finished_work, functional_collective, group_of, install, reduction_of, work_of
+from .collective import Collective, arguments_of, returned, written_to
 
 aten = torch.ops.aten
 

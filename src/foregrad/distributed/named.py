@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch
 
-from .._torch.checkpoints import note_name
+from ._torch.checkpoints import note_name
 
 T = TypeVar("T", bound=torch.Tensor)
 

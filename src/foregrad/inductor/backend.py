@@ -25,11 +25,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import inductor
 from .._torch.cache_folder import why_no_folder
 from .._torch.fakes import FakeTensor
 from .._torch.graphs import copied, is_random, make_graph_module, symbols_in
-from .._torch.kernels import kernels_together
 from .._torch.ops import OpOverload, depends_on_values
 from .._torch.symbols import ClosedSizesError
 from .._torch.tracing_context import own_tracing_context
@@ -46,6 +44,8 @@ from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
 from ..passes.mutations import copied_early
+from ._torch import inductor
+from ._torch.kernels import kernels_together
 from .convolutions import (
     SETTINGS,
     is_convolution,

@@ -20,20 +20,19 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from .._torch.dynamo import source_lines
 from .._torch.engine import TorchFunctionMode, current_dispatch_mode, without_modes, without_torch_functions
 from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import is_higher_order
 from .._torch.nested import leaves, tensors_in
 from .._torch.ops import OpOverload
 from .._torch.tensors import is_inside_transform, share_memory, storage_key
+from ..annexes import the_one
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..frontend.tree import flatten
 from ..graph.meta import TensorSpec
 from ..identity import attributed
 from ..tracing.tape.opinfo import op_info
-from ..tracing.tape.origin import stands_for
 
 aten = torch.ops.aten
 _WRITES = {aten.batch_norm.default, aten.instance_norm.default, aten._batch_norm_impl_index.default}  # statistics
@@ -92,8 +91,7 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
     with fakes or contextlib.nullcontext(), torch.no_grad(), preserve_node_meta():
         graph = make_fx(traced, tracing_mode=how, pre_dispatch=True, **told)(*known)
     _check(graph)
-    if (lines := source_lines(graph)) is not None:
-        stands_for(*lines)
+    the_one("lines of Dynamo's graphs")(graph)
     own = list(held.values())
 
     def above(*args: Any, **kwargs: Any) -> Any:

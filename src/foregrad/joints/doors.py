@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .._torch import dynamo, engine
+from .._torch import engine
 from .._torch.descriptors import joint_pass
 from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import trace_artifact
@@ -35,7 +35,7 @@ from ..runtime.compiled import Compiled
 from ..tracing.capture import Captured, capture_call
 from ..tracing.parts import Options
 from ..tracing.tape.collection import paused_collection
-from ..tracing.tape.origin import stands_for
+from ._torch import traced_as_it_runs
 from .back import joint_of
 from .calls import rendered_call
 from .graph import written_graph
@@ -161,7 +161,7 @@ def aot_compile_joint_with_descriptors(
         return run(flat_arguments(args, kwargs, spec))
 
     call_joint.__name__ = call_joint.__qualname__ = joint.name
-    result = dynamo.traced_as_it_runs(call_joint)
+    result = traced_as_it_runs(call_joint)
     return result if artifact is None else attributed(result, artifact=artifact)
 
 
@@ -186,9 +186,7 @@ def _call(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat
             continue
         if any(getattr(node.target, "__name__", "") == "local_map_hop" for node in part.graph.nodes):
             from . import local_maps  # noqa: F401 - a subject of captures from now on
-        lines = dynamo.source_lines(part)
-        if lines is not None:
-            stands_for(*lines)
+        the_one("lines of Dynamo's graphs")(part)
 
     self = mod  # paths of modules begin with this name, as in graphs of `aot_module`
 

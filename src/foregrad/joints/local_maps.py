@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from .._torch.fakes import new_fake
-from .._torch.local_map import LOCAL_MAP, fake_results, local_arguments, operator_of, plain_python, stays_one_operator
 from .._torch.patches import hooks_off
 from .._torch.stand_ins import is_stand_in
 from ..descriptors import flat_outputs
@@ -19,6 +18,7 @@ from ..graph.meta import TensorSpec
 from ..partitioners.default import choose_default, divided
 from ..partitioners.index import JointIndex
 from ..tracing.aspect import Aspect, Row, aspect
+from ._torch import LOCAL_MAP, fake_results, local_arguments, operator_of, plain_python, stays_one_operator
 from .doors import aot_export_joint_with_descriptors
 from .layout import is_tensor
 

@@ -15,10 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from .._torch.control_flow import ATTENTION, BACKWARD, indexed_by_tensors, install, strides_like
 from .._torch.engine import ThreadDispatchMode, is_any_autocast_enabled, single_threaded_backward, without_modes
 from .._torch.graphs import GraphWriter, make_graph_module, needed_by
-from .._torch.jagged_attention import attends_by_math, jagged_of, parts_of_jagged
 from .._torch.nested import mapped
 from .._torch.ops import Args, Kwargs
 from .._torch.patches import hooks_off, is_capturing, region_runner
@@ -36,6 +34,8 @@ from ..tracing.kernels.plans import QUERIES
 from ..tracing.recorder.recorder import Recorder
 from ..tracing.tape.opinfo import op_info
 from ..tracing.tape.tape import Entry
+from ._torch.control_flow import ATTENTION, BACKWARD, indexed_by_tensors, install, strides_like
+from ._torch.jagged_attention import attends_by_math, jagged_of, parts_of_jagged
 from .branches import Branches
 
 _QUERY_INDICES = 7  # of a block mask's contents

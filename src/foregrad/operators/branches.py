@@ -21,7 +21,6 @@ import torch
 from torch import fx
 from torch.autograd.function import once_differentiable
 
-from .._torch.control_flow import COND, MAP, SCAN, WHILE_LOOP, run_cond, run_map, run_scan, run_while_loop
 from .._torch.engine import TorchFunctionMode, without_torch_functions
 from .._torch.graphs import make_graph_module
 from .._torch.nested import flattened, mapped
@@ -36,6 +35,7 @@ from ..tracing.heap.alias import Value
 from ..tracing.recorder.recorder import Recorder
 from ..tracing.tape.graph import build_module
 from ..tracing.tape.tape import Entry, Tape
+from ._torch.control_flow import COND, MAP, SCAN, WHILE_LOOP, run_cond, run_map, run_scan, run_while_loop
 
 
 @dataclasses.dataclass(slots=True)

@@ -21,7 +21,6 @@ from .._torch.ops import PACK_PADDED, PAD_PACKED, Args, Kwargs
 from .._torch.patches import is_capturing, numbers_in
 from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import SYM_MATH, TracedInt
-from .._torch.torchscript import install
 from ..errors import TensorTextError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
 from ..frontend.arrays import ArrayStandIn
 from ..graph.meta import TensorSpec
@@ -30,6 +29,7 @@ from ..locks import Bind
 from ..tracing.aspect import Aspect, Row, aspect
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.values.numbers import TRACED
+from ._torch.torchscript import install
 
 
 @aspect

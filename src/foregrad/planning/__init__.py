@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._torch.plans import without_processes as fake_ranks
+from ._torch import without_processes as fake_ranks
 from .asked import with_sizes
 from .choices import Choice
 from .devices import DEVICES, Device

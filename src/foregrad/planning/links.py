@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import fx
 
-from .._torch.plans import ranks_in
 from ..errors import PlanError
 from ..graph.joint import JointGraph
 from ..graph.meta import value_of
 from ..partitioners import value_bytes
+from ._torch import ranks_in
 from .devices import Device
 
 _SPACES = ("_c10d_functional", "_c10d_functional_autograd")

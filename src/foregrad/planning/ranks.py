@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from .._torch.plans import replicated, sharding_of
 from ..errors import PlanError
+from ._torch import replicated, sharding_of
 from .devices import Device
 
 _BUCKET = 25 << 20  # bytes of gradients that `DistributedDataParallel` averages together

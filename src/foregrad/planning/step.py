@@ -12,7 +12,6 @@ import torch
 
 from .._torch.fakes import without_fake_mode
 from .._torch.nested import leaves
-from .._torch.plans import replicated, unsharded
 from .._torch.wrappers import is_wrapper, parts_of
 from ..api import capture
 from ..errors import PlanError, UnsupportedDataDependentError
@@ -20,6 +19,7 @@ from ..extend import as_compiled, module_behind
 from ..graph.joint import JointGraph
 from ..graph.signature import PartOf
 from ..graph.slots import Buffer, Param
+from ._torch import replicated, unsharded
 from .asked import SaidValues, line_asked
 from .kernels import AcceleratorKernels
 from .links import forget_waits

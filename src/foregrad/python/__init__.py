@@ -3,7 +3,7 @@
 The seam is "Python's state", see `annexes.py`.
 """
 
-from .._torch.asked import ReboundNames
+from ._torch.asked import ReboundNames
 from .draw_patches import drawing, not_drawing
 from .draws import Draws
 from .expected import Expected

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from .._torch.asked import tell_type
 from ..errors import UnsupportedSideEffectError
 from ..identity import class_property
 from ..locks import Bind, ProcessPatch, Replacements, bound
+from ._torch.asked import tell_type
 from .drawn_arrays import from_numpy
 from .draws import Draws
 from .libraries import is_outside

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from .._torch.asked import tell_type
 from ..frontend.arrays import ArrayStandIn
 from ..identity import class_property
+from ._torch.asked import tell_type
 
 _SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shape": lambda tensor: tuple(tensor.shape),

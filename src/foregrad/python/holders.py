@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from .._torch.asked import own_names
 from .._torch.symbols import concrete, is_symbolic
 from .._torch.tensors import without_marks
 from ..frontend.source import ABSENT
 from ..frontend.values import is_plain
 from ..graph.source import key_text
 from ..house import is_house_module
+from ._torch.asked import own_names
 from .effects import put_back_deque
 from .libraries import is_of_library
 from .objects import dict_of_class

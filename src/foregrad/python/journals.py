@@ -20,12 +20,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from .._torch.asked import tell_type
 from .._torch.nested import refuse_flattening
 from .._torch.symbols import concrete, is_symbolic, map_symbolic
 from ..errors import UnsupportedSideEffectError
 from ..frontend.values import is_plain
 from ..identity import IdSet, class_property
+from ._torch.asked import tell_type
 from .effects import NOTES, Text
 from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from .lifted import StatePlace

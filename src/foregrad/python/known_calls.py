@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import torch
 
-from .._torch.settings import SETTERS
+from ._torch.settings import SETTERS
 from .libraries import HASHES, is_standard
 
 PURE: Final = 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._torch.generators import are_new, install, restore_methods
 from ..errors import UnsupportedSideEffectError
 from ..locks import Bind
 from ..tracing.aspect import Aspect, Finished, aspect
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.values.prefix import generators_drawn_from
+from ._torch.generators import are_new, install, restore_methods
 
 
 @aspect

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from .._torch.recurrent import follows_from_parameters
 from .._torch.stand_ins import is_stand_in
 from ..errors import UnsupportedOpError
 from ..frontend.arrays import is_array
 from ..frontend.source import ABSENT, Strong, reference, table_of
 from ..frontend.values import describe, holds_classes, is_plain, same_value
 from ..graph.source import key_text
+from ._torch.recurrent import follows_from_parameters
 from .expected import Expected, apart, stored
 from .libraries import is_of_library, referent
 from .opaque import asked_of

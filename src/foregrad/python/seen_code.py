@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from .._torch.asked import ReboundNames
 from .._torch.patches import REGION
 from ..annexes import given
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
@@ -19,6 +18,7 @@ from ..graph.source import in_order
 from ..house import is_house_code
 from ..identity import IdSet
 from ..tracing.tape.origin import Origins, user_line
+from ._torch.asked import ReboundNames
 from .code import codes_in, functions_of
 from .libraries import is_of_library, is_outside
 from .objects import values_of

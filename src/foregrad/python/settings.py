@@ -14,8 +14,17 @@ from typing import Any
 
 import torch
 
-from .._torch import asked, recurrent
-from .._torch.settings import (
+from .._torch.symbols import TracedInt
+from ..errors import ForegradError, UnsupportedSideEffectError
+from ..graph.call_effects import CallEffect, CallPlace, EffectWriter
+from ..locks import Bind
+from ..tracing.aspect import Aspect, Settled, aspect
+from ..tracing.heap.recording import Host, Recording
+from ..tracing.tape.again import CaptureAgain
+from ..tracing.tape.tape import Entry
+from ..tracing.values.numbers import TracedFloat
+from ._torch import asked, recurrent
+from ._torch.settings import (
     ARITHMETIC,
     REPLAYED,
     apply_settings,
@@ -27,15 +36,6 @@ from .._torch.settings import (
     under_settings,
     unfinished,
 )
-from .._torch.symbols import TracedInt
-from ..errors import ForegradError, UnsupportedSideEffectError
-from ..graph.call_effects import CallEffect, CallPlace, EffectWriter
-from ..locks import Bind
-from ..tracing.aspect import Aspect, Settled, aspect
-from ..tracing.heap.recording import Host, Recording
-from ..tracing.tape.again import CaptureAgain
-from ..tracing.tape.tape import Entry
-from ..tracing.values.numbers import TracedFloat
 
 asked.tell_type(TracedFloat, lambda _: float)
 asked.tell_type(TracedInt, lambda _: int)

@@ -31,7 +31,6 @@ from .._torch.engine import (
 from .._torch.histories import nodes_behind
 from .._torch.ops import Args, Kwargs
 from .._torch.patches import hooks_off
-from .._torch.settings import settings
 from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import concrete, is_symbolic
 from .._torch.tensors import is_inside_transform, storage_key
@@ -44,6 +43,7 @@ from ..graph.calls import CALL, PythonCall
 from ..graph.meta import TensorSpec, contiguous_strides, strides_in_order
 from ..identity import ById
 from ..interrupts import runs_user_code
+from ..python._torch.settings import settings
 from ..tracing.aspect import Aspect
 from ..tracing.heap.recording import Host
 from ..tracing.heap.records import InputRecord, is_moved

@@ -35,7 +35,6 @@ from ..graph.signature import StopInfo
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
 from ..locks import bound
-from ..tracing.tape.again import AdditionsFound, ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
 from .aspect import CallGuard, Finished
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
@@ -48,6 +47,7 @@ from .effects.outputs import analyze
 from .heap.records import InputRecord
 from .kernels.checks import dead_checks
 from .parts import Options, run_function
+from .tape.again import AdditionsFound, ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
 from .tape.collection import paused_collection
 from .tape.tape import Learned
 from .values.numbers import trace_math

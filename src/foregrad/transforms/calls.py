@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import engine, levels, transforms
+from .._torch import engine, levels
 from .._torch.engine import TorchFunctionMode, forward_ad
 from .._torch.graphs import is_random
 from .._torch.levels import Level
@@ -36,6 +36,7 @@ from ..graph.source import Names, compile_source
 from ..identity import ById, IdSet
 from ..interrupts import held
 from ..locks import Turn
+from . import _torch as transforms
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured

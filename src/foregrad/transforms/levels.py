@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .._torch.patches import swapped
-from .._torch.transforms import install, levels_put_back
 from ..locks import Bind
 from ..tracing.aspect import Aspect, Context, aspect
+from ._torch import install, levels_put_back
 
 
 @aspect

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ..._torch.expressions import restored_table, table_to
 from ..._torch.fakes import FakeTensorMode
 from ..._torch.guards import current_device, is_inference
 from ..._torch.hooks import UNHOOKED, gradient_hooks
@@ -19,6 +18,7 @@ from ...frontend.tree import Tree
 from ...graph.joint import JointGraph, Partitioned
 from ...graph.signature import Signature
 from ...tracing.derivatives.resumable_trace import ValueRef
+from .._torch import restored_table, table_to
 from ..serialize.graphs import graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked
 from .records import record_from, record_to, tree_from, tree_to

@@ -31,9 +31,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from ..._torch.expressions import expression_from, expression_to, raw_expression, table_to
 from ..._torch.nested import leaves
-from ..._torch.settings import partitioner_settings, settings
 from ..._torch.symbols import ClosedSizesError, SymbolTable, is_symbolic
 from ...annexes import the_one
 from ...backends.registry import Backend
@@ -44,7 +42,9 @@ from ...graph.meta import NodeMeta, TensorSpec, spec_of
 from ...graph.role import PREPARED, GraphRole
 from ...house import extensions, is_house_module
 from ...identity import ById
+from ...python._torch.settings import partitioner_settings, settings
 from ...python.reads import Reads
+from .._torch import expression_from, expression_to, raw_expression, table_to
 from ..serialize.graphs import first_sequence_nr, graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked
 from .describe import UndescribedError, describe, digest

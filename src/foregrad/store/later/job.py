@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch.expressions import floats_to, restored_float, restored_table, table_to
 from ..._torch.fakes import FakeTensorMode
-from ..._torch.settings import apply_settings, settings
 from ..._torch.symbols import SymbolTable
 from ...errors import ArtifactError
 from ...graph.joint import JointGraph
 from ...graph.signature import BaseOf, EffectInfo, MemoryOf, Signature, StopInfo, StructureInfo
 from ...house import extensions
 from ...partitioners import default_partition, fused_partition, min_cut_rematerialization_partition
+from ...python._torch.settings import apply_settings, settings
+from .._torch import floats_to, restored_float, restored_table, table_to
 from ..artifacts.container import StateEntry, dump_tensors, read_tensors
 from ..artifacts.records import record_from, record_to
 from ..cache.describe import describe, digest

@@ -14,7 +14,7 @@ import torch
 
 import foregrad
 from foregrad._native.build import BuildError, attempt, build, fault_of, find_library
-from foregrad._torch.tools import missing, untested
+from foregrad.tools._torch.tools import missing, untested
 
 from .cache import store_here
 from .screen import add_json, print_json

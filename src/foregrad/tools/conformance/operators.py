@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from foregrad._torch.testing import OperatorCall, operator_calls, operator_dtypes, operator_names
-from foregrad._torch.tools import mapped
+from foregrad.tools._torch.testing import OperatorCall, operator_calls, operator_dtypes, operator_names
+from foregrad.tools._torch.tools import mapped
 
 from .cases import Case, CaseProgram
 

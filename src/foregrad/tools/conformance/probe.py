@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from foregrad._torch.tools import make_graph_module, storage_key, tensors_in
 from foregrad.graph.role import GraphRole, role_of
+from foregrad.tools._torch.tools import make_graph_module, storage_key, tensors_in
 from foregrad.tools.verification.lockstep import evaluate
 from foregrad.tools.verification.watched import GlobalGenerators, copied
 

@@ -19,10 +19,10 @@ import torch
 from torch import fx, nn
 
 import foregrad
-from foregrad._torch.tools import is_random, named_leaves
 from foregrad.errors import BackendError, ForegradError, UnsupportedError, first_line, headline
 from foregrad.extend import CompileStage, Watcher, watching
 from foregrad.graph.role import GraphRole
+from foregrad.tools._torch.tools import is_random, named_leaves
 from foregrad.tools.verification.compare import Gap
 from foregrad.tools.verification.compare import Verdict as Closeness
 from foregrad.tools.verification.locate import Culprit, Piece, gap_of

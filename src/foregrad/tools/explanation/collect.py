@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 import foregrad
-from foregrad._torch.tools import graph_breaks, is_absent, leaves_of, without_fake_mode
 from foregrad.errors import ForegradWarning, UnknownLeafError, UnsupportedError, first_line, headline
 from foregrad.extend import GraphView, compiling, phase
 from foregrad.graph.joint import Partitioned
@@ -29,6 +28,7 @@ from foregrad.graph.meta import TensorSpec, paddings
 from foregrad.graph.slots import Checked, Decision, Updated
 from foregrad.graph.source import check_function
 from foregrad.partitioners import Report, SavedValue, make_report
+from foregrad.tools._torch.tools import graph_breaks, is_absent, leaves_of, without_fake_mode
 
 from ..verification.watched import GlobalGenerators, compiled_with
 from .advice import advice_on, as_regions, calls_of, graph_after_calls, graph_or_error, parts_of_module

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from foregrad._torch.tools import ThreadDispatchMode, compiled_by_dynamo, leaves_of, nodes_behind, peak_bytes
 from foregrad.extend import CompiledFunction, as_compiled, is_house_module, module_behind
+from foregrad.tools._torch.tools import ThreadDispatchMode, compiled_by_dynamo, leaves_of, nodes_behind, peak_bytes
 
 # --------------------------------------------------------------------------------------------------------- what is run
 # The function to explain and its arguments, copied: measuring runs on copies.

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from foregrad._torch.tools import ThreadDispatchMode, is_random, make_graph_module, mapped
 from foregrad.graph.printing import user_line
+from foregrad.tools._torch.tools import ThreadDispatchMode, is_random, make_graph_module, mapped
 
 from .compare import EQUAL, Gap, Verdict, compare
 from .lockstep import exact_call, gives_nothing, steps

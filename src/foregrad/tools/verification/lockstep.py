@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from foregrad._torch.tools import OpOverload, is_random, mapped
 from foregrad.graph.meta import TensorSpec, spec_of
 from foregrad.partitioners import op_info
+from foregrad.tools._torch.tools import OpOverload, is_random, mapped
 
 from .compare import Exact
 

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from foregrad._torch.tools import is_random, make_graph_module
 from foregrad.graph.printing import user_line
+from foregrad.tools._torch.tools import is_random, make_graph_module
 
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, gap_of, ranges_of

@@ -15,11 +15,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from foregrad._torch.tools import OpOverload, ThreadDispatchMode, make_graph_module, mapped, storage_key, tensors_in
 from foregrad.extend import CompileStage, is_house_file
 from foregrad.graph.joint import JointGraph
 from foregrad.graph.printing import user_line
 from foregrad.partitioners import op_info
+from foregrad.tools._torch.tools import (
+    OpOverload,
+    ThreadDispatchMode,
+    make_graph_module,
+    mapped,
+    storage_key,
+    tensors_in,
+)
 
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, first_in_decompositions, gap_of, ranges_of

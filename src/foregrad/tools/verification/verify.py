@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 import foregrad
-from foregrad._torch.tools import leaves_of, named_leaves, storage_key, version_of
 from foregrad.errors import UnsupportedError
 from foregrad.extend import CompiledFunction, as_compiled, compiling, phase
 from foregrad.graph.joint import JointGraph
 from foregrad.graph.source import check_function
+from foregrad.tools._torch.tools import leaves_of, named_leaves, storage_key, version_of
 
 from .compare import Verdict, compare
 from .locate import Culprit

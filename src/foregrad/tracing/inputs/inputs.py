@@ -36,12 +36,12 @@ from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf, Signature
 from ...graph.slots import Closure, Input, Slot
 from ...identity import ById, IdSet
-from ...tracing.tape.again import CaptureAgain, SharedClosureFound
 from ..aspect import Aspect, Row
 from ..heap.alias import Value
 from ..heap.records import InputRecord, NumberRecord, is_moved, is_no_grad_view
 from ..heap.refusals import changed_with_gradients, past_the_edges
 from ..recorder.recorder import Recorder
+from ..tape.again import CaptureAgain, SharedClosureFound
 from ..tape.origin import user_line
 from ..tape.tape import Entry, Learned
 from ..values.sizes import SizeSymbols

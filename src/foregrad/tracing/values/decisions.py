@@ -23,9 +23,9 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import symbol_made
 from ...errors import UnsupportedDataDependentError
 from ...graph.meta import TensorSpec, spec_of_value
-from ...tracing.tape.again import NumberVaries
 from ..heap.views import Emit
 from ..kernels.checks import Checks
+from ..tape.again import NumberVaries
 from ..tape.tape import Entry, Numbering, Tape, entries_in, map_entries
 from .numbers import Numbers
 from .prefix import Prefix, UnknownValue

@@ -1,5 +1,5 @@
-"""The operator `local_map_hop`: it runs a graph on the local parts of its arguments. Checked on torch 2.11.0, 2.13.0
-and 2.15.0.
+"""The operator `local_map_hop`, which runs a graph on the local parts of its arguments, and functions that Dynamo does
+not trace. Checked on torch 2.11.0, 2.13.0 and 2.15.0.
 """
 
 from __future__ import annotations
@@ -60,3 +60,11 @@ def plain_python() -> Iterator[None]:
     finally:
         for mode in reversed(modes):
             stack._push_mode(mode)
+
+
+def traced_as_it_runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, one call in Dynamo's graph; its operators are traced later."""
+    from torch._dynamo import nonstrict_trace
+
+    result: Callable[..., Any] = nonstrict_trace(function)
+    return result

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..errors import UnsupportedOpError
-from ..locks import Bind
+from ...errors import UnsupportedOpError
+from ...locks import Bind
 
 
 def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:

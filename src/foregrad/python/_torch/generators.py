@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from ..errors import UnsupportedSideEffectError
-from ..house import is_house_module
-from ..locks import Bind
-from .engine import default_generator
+from ..._torch.engine import default_generator
+from ...errors import UnsupportedSideEffectError
+from ...house import is_house_module
+from ...locks import Bind
 
 _SEEDS = (
     "manual_seed",

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from .._torch.distributed import finished_work, run_collective
 from .._torch.engine import ThreadDispatchMode
 from .._torch.nested import mapped, tensors_in
-from .calls import PythonCall, status
+from ..graph.calls import PythonCall, status
+from ._torch.distributed import finished_work, run_collective
 
 # Arguments that an operator writes to; it also reads the first, and only overwrites the rest.
 _WRITTEN = ("tensors", "output", "outputs", "output_tensor", "output_tensors", "output_lists")

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import dynamo
 from .._torch.tracing_context import own_tracing_context
+from ..backends.registry import Backend, Family
 from ..errors import BackendError
 from ..graph.role import role_of
-from .registry import Backend, Family
+from ._torch import dynamo
 
 
 def _owned(value: Any) -> Any:

@@ -14,15 +14,15 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
-from .engine import ThreadDispatchMode
-from .fakes import is_absent, without_fake_mode
-from .graphs import is_random, make_graph_module
-from .histories import nodes_behind
-from .memory import peak_bytes
-from .nested import mapped, tensors_in
-from .ops import OpOverload
-from .requirements import missing, untested
-from .tensors import storage_key, version_of
+from ..._torch.engine import ThreadDispatchMode
+from ..._torch.fakes import is_absent, without_fake_mode
+from ..._torch.graphs import is_random, make_graph_module
+from ..._torch.histories import nodes_behind
+from ..._torch.memory import peak_bytes
+from ..._torch.nested import mapped, tensors_in
+from ..._torch.ops import OpOverload
+from ..._torch.requirements import missing, untested
+from ..._torch.tensors import storage_key, version_of
 
 __all__ = [
     "OpOverload", "ThreadDispatchMode", "is_absent", "is_random", "make_graph_module", "mapped", "missing",

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from ..errors import headline
-from ..interrupts import runs_compiler
-from ..locks import ProcessPatch, Replacements, bound
+from ...errors import headline
+from ...interrupts import runs_compiler
+from ...locks import ProcessPatch, Replacements, bound
 
 _guards: Any = torch._C._dynamo.guards
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..locks import Bind
+from ...locks import Bind
 
 KEPT, REFERENCES = "_flat_weights", "_flat_weight_refs"
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer
 
-from ..errors import UnsupportedTensorError
-from ..identity import ById, IdSet
-from ..locks import Bind
-from .ops import Args, Kwargs
-from .stand_ins import become_parameter
+from ..._torch.ops import Args, Kwargs
+from ..._torch.stand_ins import become_parameter
+from ...errors import UnsupportedTensorError
+from ...identity import ById, IdSet
+from ...locks import Bind
 
 _C: Any = torch._C
 _TENSOR: Any = torch.Tensor

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..house import GENERATED, PACKAGE
-from .fakes import FakeTensor
-from .graphs import make_code, size_hint
+from ..._torch.fakes import FakeTensor
+from ..._torch.graphs import make_code, size_hint
+from ...house import GENERATED, PACKAGE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,14 +161,6 @@ def compiler_counters() -> Any:
 def shielded(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     """`function`, to be called by Dynamo without tracing."""
     result: Callable[..., Any] = torch.compiler.disable(function, reason=reason)
-    return result
-
-
-def traced_as_it_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, one call in Dynamo's graph; its operators are traced later."""
-    from torch._dynamo import nonstrict_trace
-
-    result: Callable[..., Any] = nonstrict_trace(function)
     return result
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import guards
+from ..._torch import guards
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
 _C: Any = torch._C

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .symbols import SymbolTable
+from .._torch.symbols import SymbolTable
 
 _DEEPEST = 64
 _LARGEST = 2**63

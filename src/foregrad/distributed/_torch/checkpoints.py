@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 import torch.utils.checkpoint as checkpoint_module
 
-from ..locks import Bind
-from .requirements import is_at_least
+from ..._torch.requirements import is_at_least
+from ...locks import Bind
 
 
 class RegionsOfCapture(Protocol):

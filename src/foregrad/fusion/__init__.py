@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._torch.fakes import FakeTensor
-from ._torch.fusion import decomposition_table, draw, minified, scripted
-from ._torch.ops import OpOverload
-from .aot import aot_function, compile_aot_module
-from .backends.boxed import make_boxed_compiler
-from .partitioners import min_cut_rematerialization_partition
+from .._torch.fakes import FakeTensor
+from .._torch.ops import OpOverload
+from ..aot import aot_function, compile_aot_module
+from ..backends.boxed import make_boxed_compiler
+from ..partitioners import min_cut_rematerialization_partition
+from ._torch import decomposition_table, draw, minified, scripted
 
 aten = torch.ops.aten
 

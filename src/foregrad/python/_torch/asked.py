@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from ..house import is_house_module, is_program_module
-from ..locks import Bind, make_lock
+from ..._torch.stand_ins import is_stand_in
+from ..._torch.symbols import TracedInt
+from ...house import is_house_module, is_program_module
+from ...locks import Bind, make_lock
 from . import generators
-from .stand_ins import is_stand_in
-from .symbols import TracedInt
 
 _C: Any = torch._C
 _capturing: Callable[[], bool] = bool

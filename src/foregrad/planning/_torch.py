@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .nested import mapped
+from .._torch.nested import mapped
 
 
 def ranks_in(group: Any) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
-from ..errors import ForegradError
-from .ops import Args, Kwargs
+from ..._torch.ops import Args, Kwargs
+from ...errors import ForegradError
 
 _USUAL = (torch.Tensor, int, float, bool, str, type(None))
 

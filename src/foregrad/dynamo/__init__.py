@@ -24,30 +24,31 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import dynamo, engine
+from .._torch import engine
+from .._torch.fakes import FakeTensor
+from .._torch.graph_tools import activation_budget
+from .._torch.ops import is_opaque_reference
+from .._torch.symbols import is_ragged
+from .._torch.tensors import storage_key
+from .._torch.wrappers import is_wrapper
+from ..annexes import the_one
+from ..aot import SharedInputsError, compile_unguarded, make_pipeline, refuse_unsupported, returning_sequence
+from ..api import pipeline_for
+from ..backends.boxed import nop
+from ..config import config
+from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.explain import OneWarning
+from ..dispatch.pipeline import Pipeline
+from ..dispatch.varying import EVERY_LINE
+from ..errors import BackendError, UnsupportedError, did_you_mean
+from ..frontend.call import flatten_call
+from ..frontend.state import of_python
+from ..frontend.tree import flatten
+from ..graph.slots import Buffer, Param, Slot
+from ..tracing.tape.origin import stands_for
+from ._torch import dynamo
 from ._torch.dynamo import restore_data_assignments
-from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import has_lost_marks, restore_grad_mode
-from ._torch.graph_tools import activation_budget
-from ._torch.ops import is_opaque_reference
-from ._torch.symbols import is_ragged
-from ._torch.tensors import storage_key
-from ._torch.wrappers import is_wrapper
-from .annexes import the_one
-from .aot import SharedInputsError, compile_unguarded, make_pipeline, refuse_unsupported, returning_sequence
-from .api import pipeline_for
-from .backends.boxed import nop
-from .config import config
-from .dispatch.dispatcher import Dispatcher
-from .dispatch.explain import OneWarning
-from .dispatch.pipeline import Pipeline
-from .dispatch.varying import EVERY_LINE
-from .errors import BackendError, UnsupportedError, did_you_mean
-from .frontend.call import flatten_call
-from .frontend.state import of_python
-from .frontend.tree import flatten
-from .graph.slots import Buffer, Param, Slot
-from .tracing.tape.origin import stands_for
 
 log = logging.getLogger("foregrad")
 
@@ -155,9 +156,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         restore_grad_mode(gm)
         restore_data_assignments(gm)
         for part in gm.modules():  # its operators take functions as graphs
-            lines = dynamo.source_lines(part)
-            if lines is not None:
-                stands_for(*lines)
+            learn_lines(part)
     if any(is_wrapper(v) or is_opaque_reference(v) for v in example_inputs):  # guards on metadata, on identity
         varies = None if any(map(_has_open_sizes, dynamo.known_inputs(gm, example_inputs))) else False
         dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=varies)
@@ -253,6 +252,12 @@ def _without(unused: Sequence[int], function: Callable[..., Any]) -> Callable[..
 
 def _requires_grad(inputs: Sequence[Any]) -> bool:
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+
+
+def learn_lines(graph: torch.nn.Module) -> None:
+    """Let the nodes and errors of later captures name the user's lines behind a graph's generated code."""
+    if (lines := dynamo.source_lines(graph)) is not None:
+        stands_for(*lines)
 
 
 def _shielded_compiler(compiler: Callable[..., Any]) -> Callable[..., Any]:

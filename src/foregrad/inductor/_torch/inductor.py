@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..identity import attributed
-from ..interrupts import runs_compiler
-from ..locks import ProcessPatch, Replacements, bound, make_lock, taken, without_user_code
-from ..phases import counted, is_counted
-from .fakes import FakeTensor, FakeTensorMode, new_fake, new_fake_over, real_constants
+from ..._torch.fakes import FakeTensor, FakeTensorMode, new_fake, new_fake_over, real_constants
+from ..._torch.symbols import is_symbolic, shape_env
+from ..._torch.tensors import storage_key
+from ...identity import attributed
+from ...interrupts import runs_compiler
+from ...locks import ProcessPatch, Replacements, bound, make_lock, taken, without_user_code
+from ...phases import counted, is_counted
 from .kernels import kernels_together
-from .symbols import is_symbolic, shape_env
-from .tensors import storage_key
 
 REALIZED = "inductor_realize_to_strides"  # in the `meta` of a node whose value gets its own memory in this layout
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nested._internal import nested_tensor
 
-from .symbols import new_ragged_size
+from ..._torch.symbols import new_ragged_size
 
 CARRYING = "_values"  # the inner tensor that has gradients
 

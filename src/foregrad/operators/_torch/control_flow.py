@@ -25,9 +25,9 @@ from torch._higher_order_ops.out_dtype import out_dtype_dense
 from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..errors import UnsupportedOpError
-from ..locks import Bind
-from .fakes import FakeTensorMode, NewFakeMode
+from ..._torch.fakes import FakeTensorMode, NewFakeMode
+from ...errors import UnsupportedOpError
+from ...locks import Bind
 
 _original_asked = torch.compiler.is_dynamo_compiling
 # The functions that users call: each has Dynamo compile it, unless Dynamo does so already.

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ..locks import Bind
-from .engine import all_modes_off
-from .symbols import has_symbolic
+from ..._torch.engine import all_modes_off
+from ..._torch.symbols import has_symbolic
+from ...locks import Bind
 
 _distributed: Any = torch.distributed
 

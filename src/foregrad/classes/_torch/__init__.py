@@ -1,0 +1,1 @@
+"""The door of `foregrad.classes` to private names of PyTorch."""

@@ -1,0 +1,1 @@
+"""The door of `foregrad.distributed` to private names of PyTorch."""

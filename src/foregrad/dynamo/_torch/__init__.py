@@ -1,0 +1,1 @@
+"""The door of `foregrad.dynamo` to private names of PyTorch."""

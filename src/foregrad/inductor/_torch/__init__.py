@@ -1,0 +1,1 @@
+"""The door of `foregrad.inductor` to private names of PyTorch."""

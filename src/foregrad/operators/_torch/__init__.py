@@ -1,0 +1,1 @@
+"""The door of `foregrad.operators` to private names of PyTorch."""

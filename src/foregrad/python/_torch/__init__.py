@@ -1,0 +1,1 @@
+"""The door of `foregrad.python` to private names of PyTorch."""

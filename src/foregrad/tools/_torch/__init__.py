@@ -1,0 +1,1 @@
+"""The door of `foregrad.tools` to private names of PyTorch."""
