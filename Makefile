@@ -86,7 +86,7 @@ sweep: $(READY)  ## every operator and module of PyTorch's own databases against
 	@$(RUN) -m tests.parity.sweep $(ARGS)
 
 hops: $(READY)  ## PyTorch's higher-order operators and programs with them, each in a process of its own, against eager
-	@$(RUN) -m tests.parity.hop_survey $(ARGS)
+	@$(RUN) -m tests.operators.hop_survey $(ARGS)
 
 fuzz: $(READY)  ## random programs against eager, longer than the tests do
 	@$(RUN) -m tests.parity.fuzz $(ARGS)

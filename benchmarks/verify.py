@@ -10,7 +10,7 @@ import torch
 
 import foregrad
 from benchmarks.common import Section, interleaved_once
-from tests.verification import planted
+from tests.tools.verification import planted
 
 CASES = {
     "nothing wrong": {"backend": "eager"},

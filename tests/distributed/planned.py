@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.ranks import joined
 from tests.parity.peak import peak_of
-from tests.plan.networks import Net
+from tests.planning.networks import Net
 
 
 def net() -> Net:
