@@ -120,9 +120,7 @@ class PartitionError(ForegradError, ValueError):
 
 
 class PlanError(ForegradError, ValueError):
-    """A training that can't be planned: an unknown device, a function without a loss, an optimizer that needs
-    values.
-    """
+    """A training that can't be planned: an unknown device, no loss, an optimizer that needs values."""
 
 
 class BudgetError(PartitionError):

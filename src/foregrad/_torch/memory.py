@@ -38,9 +38,7 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the memory is PyTorch's. Memory that can't grow belongs to a different library, one that counts no
-    users.
-    """
+    """Whether the memory is PyTorch's. Memory that can't grow belongs to a library that counts no users."""
     return type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.untyped_storage().resizable()
 
 

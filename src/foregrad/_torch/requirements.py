@@ -250,9 +250,7 @@ def _shape_of(call: ast.Call | None) -> tuple[int, tuple[str, ...]] | None:
 
 
 def untested(version: str | None = None) -> str | None:
-    """The warning for a version of PyTorch (default: the installed one) that no test ran on; None for tested
-    versions.
-    """
+    """The warning for a version of PyTorch (default: the installed one) without tests; None for tested versions."""
     text = torch.__version__ if version is None else version
     numbers = re.match(r"(\d+)\.(\d+)", text)
     minor = (int(numbers[1]), int(numbers[2])) if numbers else NEWEST

@@ -32,9 +32,7 @@ def arguments_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[s
 
 
 def written_to(op: Any, arguments: dict[str, Any], *, only_outputs: bool = False) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments that it writes to. `only_outputs`: without tensors that are also
-    read.
-    """
+    """The tensors among an operator's arguments that it writes to. `only_outputs`: without tensors that it reads."""
     if op._schema.name in _READ_ONLY:
         return []
     return [t for name in _WRITTEN[only_outputs:] for t in tensors_in(arguments.get(name))]

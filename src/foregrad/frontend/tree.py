@@ -269,9 +269,7 @@ def open_container(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
 
 
 def is_as_opened(value: object, opened: tuple[str, object, object, list[object]] | None) -> bool:
-    """Whether a container equals `open_container`'s earlier answer; a registered class may make items for the
-    answer.
-    """
+    """Whether a container equals `open_container`'s earlier answer; a registered class may make the items."""
     now = open_container(value)
     if now is None or opened is None or now[2] != opened[2] or len(now[3]) != len(opened[3]):
         return False
@@ -466,9 +464,7 @@ def is_leaf(leaf: object) -> bool:
 
 
 def check_leaves(leaves: list[object], paths: list[str], what: str, others: tuple[type, ...] = ()) -> None:
-    """Raise `UnknownLeafError` for a leaf that is neither a tensor nor a plain value, and not of the types in
-    `others`.
-    """
+    """Raise `UnknownLeafError` for a leaf that is no tensor, no plain value, and of no type in `others`."""
     for leaf, path in zip(leaves, paths, strict=True):
         if is_leaf(leaf) or isinstance(leaf, others):
             continue

@@ -133,9 +133,7 @@ def key_text(key: Any) -> str:
 
 
 def in_order(keys: Collection[object]) -> list[Any]:
-    """Keys in an order that does not change from run to run: plain strings by themselves, further keys by their
-    texts.
-    """
+    """Keys in an order that does not change from run to run: strings by themselves, further keys by their texts."""
     if all(type(key) is str for key in keys):
         return sorted(keys)
     return sorted(keys, key=key_text)

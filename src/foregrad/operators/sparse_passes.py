@@ -135,9 +135,7 @@ def dense_results(module: fx.GraphModule) -> list[Any]:
 
 
 def only_in_gradients(backward: fx.GraphModule) -> frozenset[int]:
-    """The tangents that a backward only makes sparse gradients from; the gradients have the incoming tangent's
-    layout.
-    """
+    """The tangents that a backward only makes sparse gradients from, in the tangent's layout."""
     tangents = [node for node in ends_of(backward)[0] if node.name.startswith("tangents_")]
     return frozenset(
         i

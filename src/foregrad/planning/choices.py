@@ -1,6 +1,4 @@
-"""The choices beside one another: ways to split one graph, each with its memory, its work computed again and its
-time.
-"""
+"""The choices beside one another: ways to split one graph, each with its memory, repeated work and time."""
 
 from __future__ import annotations
 

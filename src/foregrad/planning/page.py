@@ -1,6 +1,4 @@
-"""A plan as one HTML file without scripts: figures, the choices beside one another, memory over the step, the
-tables.
-"""
+"""A plan as one HTML file without scripts: figures, the choices, memory over the step, the tables."""
 
 from __future__ import annotations
 

@@ -32,9 +32,7 @@ _OF_BYTES = (bytearray, array.array, mmap.mmap, *OF_CTYPES)
 
 
 def asked_of(value: Any) -> Callable[[Any], Any] | None:
-    """A function that reads an object's present contents, as a plain value or as one object; None for any other
-    object.
-    """
+    """A function that reads an object's present contents, as a plain value or one object; None where there is none."""
     if isinstance(value, _OF_BYTES):
         return bytes
     if isinstance(value, memoryview):

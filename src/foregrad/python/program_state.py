@@ -168,9 +168,7 @@ class ProgramState:
             self._libraries[id(value)] = Holder(kinds.PASSAGE, value, parent, step, "attr", {}, value)
 
     def _hold_libraries(self, stored: frozenset[str], names: frozenset[str]) -> None:
-        """Track these attributes on every library object that was reached, and on its attributes under one of
-        `names`.
-        """
+        """Track these attributes on every library object that was reached, and on its attributes in `names`."""
         for name in stored if "modules" in names else ():
             before = sys.modules.get(name, ABSENT)
             self.holders.append(Holder(kinds.OUTSIDE, (sys.modules, name), None, f"sys.modules.{name}", "", before))

@@ -57,9 +57,7 @@ def _returns_written(body: fx.GraphModule) -> bool:
 
 
 def _functions(gm: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, str, str]]:
-    """(graph, the names of its forward and backward) of each custom Function in a graph, and in the graphs within
-    it.
-    """
+    """(graph, the names of its forward and backward) of each custom Function in a graph, nested graphs included."""
     for module in [m for m in gm.modules() if isinstance(m, fx.GraphModule)]:
         for node in module.graph.nodes:
             if node.op == "call_function" and node.target is torch.ops.higher_order.autograd_function_apply:
