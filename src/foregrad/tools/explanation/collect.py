@@ -202,9 +202,7 @@ class _Explainer:
             signature = found.joint.signature
             symbols = {(signature.inputs[one.input].argument, one.dim) for one in signature.symbols}
             specs = [info.spec for info in signature.inputs if isinstance(info.spec, TensorSpec)]
-            if (argument, dim) in symbols and not any(
-                any(True for _ in paddings(spec.shape, spec.stride)) for spec in specs
-            ):
+            if (argument, dim) in symbols and not any(_is_padded(spec) for spec in specs):
                 return change
         return ""
 
@@ -340,6 +338,11 @@ _CALLS_TIMED = 3
 def _quiet() -> AbstractContextManager[Any]:
     """Context: the function's output is dropped, since it runs more often than anybody asked for."""
     return contextlib.redirect_stdout(io.StringIO())
+
+
+def _is_padded(spec: TensorSpec) -> bool:
+    """Whether the strides hold the graph to one size of a tensor that is a slice."""
+    return any(True for _ in paddings(spec.shape, spec.stride))
 
 
 def _called(value: Any) -> str:

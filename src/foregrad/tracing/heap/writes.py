@@ -77,6 +77,7 @@ class Writes:
             fill = args[1] if _FILLS[func] is None else _FILLS[func]
             new = [rec.emit(aten.full_like.default, before[0], fill)]
         elif info.functional is not None and not (
+            # drawn in the order of memory; the functional form's result is contiguous
             (func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous())
             or rounds_in_memory(func, targets)
         ):
