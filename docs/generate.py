@@ -70,7 +70,7 @@ NEEDS = {
 
 REMEDIES = {
     "ForegradError": "Catch it to tell foregrad's errors from your own. Only its subclasses are raised.",
-    "ForegradWarning": "Filter it like any warning. Results stay right.",
+    "ForegradWarning": "Filter it like any warning.",
     "UnsupportedError": "Call the part that its message names outside the compiled function, in eager mode.",
     "UnsupportedOpError": "Use a different operator, or make the call that the message names outside the compiled "
     "function.",
@@ -89,12 +89,13 @@ REMEDIES = {
     "it outside the compiled function.",
     "AttributeAssignedError": "Register the tensors as buffers (`register_buffer`) and write to the buffers, or "
     "return the new values.",
-    "ArtifactError": "Save the artifact again, with the versions that its reader has; the message names the fault and "
-    "its place. For a function that can't be stored, the message names the value or operator: leave it out.",
-    "ArtifactCallError": "Call it as it was exported (the message has the argument, or the setting, that differs), or "
-    "export once more for the new kind of call: `artifact.specialize(...)`, `dynamic_shapes=`.",
-    "TensorTextError": "Print, log or save tensors after the call, or leave their values out: `x.shape` is known. With "
-    "`foregrad.compile` the call runs eagerly, with a warning.",
+    "ArtifactError": "The message names the fault and its place. Save the artifact again, with the versions of "
+    "PyTorch and foregrad that will load it. If a function can't be stored, leave out the value or operator that the "
+    "message names.",
+    "ArtifactCallError": "The message names the argument or the setting that differs: change it, or export for the new "
+    "kind of call with `artifact.specialize(...)` or `dynamic_shapes=`.",
+    "TensorTextError": "Print, log or save tensors after the call. Inside, `x.shape` and text of a number are fine: "
+    "see [Text of values](dynamic.md#text-of-values).",
     "UnknownLeafError": "The message has the argument's path. Pass its tensors and numbers, or register its "
     "class as a container with `torch.utils._pytree.register_pytree_node`.",
     "GraphError": "If you edited the graph, the message shows the nodes around the fault. Otherwise the "
@@ -107,8 +108,8 @@ REMEDIES = {
     "(`optimizer=None`), and its state added by hand.",
     "BackendError": 'The message names the backend and the half. `backend="eager"` runs the graphs with '
     "PyTorch's own kernels: if they are right, the fault is the backend's.",
-    "AnomalyError": "The message has the operator and your line that it differentiates. Eager raises a plain "
-    "RuntimeError there.",
+    "AnomalyError": "The message names the operator, and your line whose gradient is nan. Eager raises a plain "
+    "`RuntimeError`.",
     "InternalError": "It is never your mistake. [Please report it](howto/troubleshooting.md#report-a-fault), with the "
     "printed graph and your program.",
 }
@@ -117,13 +118,15 @@ HEAD = """# Errors
 
 <!-- Made by docs/generate.py from the docstrings in foregrad.errors: change the docstrings, then run `make docs`. -->
 
-Every error of foregrad's own is a class in `foregrad.errors` and a `ForegradError`, and also the built-in error that
-it is most like, so that code that catches, say, `TypeError` goes on working. Its message gives the event, your line,
-the reason and the remedy.
+Each error of foregrad is a class in `foregrad.errors`. It is a `ForegradError` and also the nearest built-in error, so
+code that catches `TypeError` or `RuntimeError` continues to work. The message names your line, the reason and the
+remedy.
 
-Where eager PyTorch itself raises an error, foregrad raises an error of PyTorch's class if it can. This page does not
-list PyTorch's errors. In the traceback of an error that your function raises, a single frame is foregrad's;
-`foregrad.config.full_tracebacks = True`, or the environment variable `FOREGRAD_FULL_TRACEBACKS=1`, shows all frames.
+An error of your function, or of PyTorch, reaches you as in eager. Its traceback shows a single frame of foregrad;
+`foregrad.config.full_tracebacks = True` (`FOREGRAD_FULL_TRACEBACKS=1`) shows all frames.
+
+By default, `foregrad.compile` raises no `UnsupportedError`: the call runs eagerly, with one warning.
+`on_unsupported="raise"` raises the error, and so do `capture`, `aot_function` and `export`.
 """
 
 
@@ -180,53 +183,54 @@ def closed_world_page() -> str:
 
     return f"""# The closed world
 
-While foregrad captures a function, it records operators on tensors, tracks reads and writes of Python state, and lets
-calls through that are known to be pure. Nearly all Python code consists of such operations: your own, packages', and
-the standard library's. If the function makes any other call, foregrad runs the whole function eagerly, with one warning
-that names the call, your line and the remedy.
+Most programs need nothing from this page. While foregrad captures a function, it records operators on tensors, tracks
+reads and writes of Python state, and allows calls of *pure* functions, which read only their arguments and write only
+their result. For any other call into C, foregrad runs the whole function eagerly, with one warning that names the call,
+your line and the remedy.
 
 ## You do this, foregrad does that
 
 | inside the function you | foregrad | do this |
 |---|---|---|
 | call operators and methods of tensors | records them | |
-| read globals, attributes, closures, containers | makes guards or inputs | |
+| read globals, attributes, closures, containers, the environment | makes guards or inputs | |
 | write to older containers, attributes, globals, buffers | repeats the writes in each call | |
-| call `math`, `itertools`, `json`, `re`, `copy`, `len`, `sorted`, ... | runs them during the capture | |
-| print, log or warn | writes the text in each call ([rules](dynamic.md#text-of-values)) | print after the call |
-| call `open`, `os.listdir`, `subprocess.run`, a socket | runs the call eagerly | read before it, pass the result |
+| call `math`, `itertools`, `json`, `re`, `copy`, `len`, `sorted`, ... | runs them during the capture only | |
+| print, log or warn | writes the text in each call, with [exceptions](dynamic.md#text-of-values) | |
+| read `time.time()` or draw from `random` | does so in each call, with [exceptions](guards.md#what-is-checked) | |
+| ask a different clock, a unique name, or system randomness | runs the call eagerly | ask before, pass the result |
+| call `open`, `os.listdir`, `subprocess.run`, a socket | runs the call eagerly | read before, pass the result |
 | call an unknown C extension | runs the call eagerly | put the part into an [eager region](regions.md) |
-| ask for the time, a unique name, or system randomness | see [Guards](guards.md) | |
+| call a function of `ctypes` or Cython | **silent**: keeps the result | put it into an [eager region](regions.md) |
 | read the caller's frame (`f_back`) | runs the call eagerly | pass the information as an argument |
 
-With `on_unsupported="raise"`, and from `capture` and `aot_function`, the refusal is an `UnsupportedSideEffectError`.
+With `on_unsupported="raise"`, and from `capture` and `aot_function`, the call raises an `UnsupportedSideEffectError`.
 
 <details markdown="1">
 <summary>How a call is refused, and which calls are not seen</summary>
 
-Calls into C are seen through Python's profiling hook, on the capturing thread, while the function runs. foregrad
-refuses the call before it is made and undoes the writes of the capture, so a refusal leaves no trace.
-
-A method may write to its object where the capture made the object, and where the object is tracked (a dict, list, set,
-deque, cell, attribute, buffer, ...). Before a write to an untracked object foregrad keeps a copy; if the write is
-still there at the end, foregrad undoes it and the call runs eagerly. A capture runs in its own context of context
+Python's profiling hook reports each call into C, before the call is made. If foregrad refuses the call, it undoes the
+writes of the capture, and the eager call begins from the same state. A capture runs in its own context of context
 variables.
 
-Each compiled call writes the text of prints, log lines and warnings once; [text of values](dynamic.md#text-of-values)
-has the exceptions. `id` and `hash` are pure, except for tensors,
-containers and objects among the arguments, because their identity changes from call to call. `sys._getframe` is pure
-where it finds a frame of the function's own. Frames and `warnings.warn` need the C++ part; without it they make the
-call eager.
+| during the capture | foregrad |
+|---|---|
+| a method writes to an object that the capture made | allows it |
+| a method writes to a tracked object (dict, list, set, deque, attribute, buffer) | repeats the write in each call |
+| C code writes to a bytearray, a NumPy array, or the list of `heapq.heappush` | undoes it, and runs the call eagerly |
+| `id` or `hash` of a tensor, container or object among the arguments | runs the call eagerly: each call has new ones |
+| `id` or `hash` of a different object, `sys._getframe()` for the function's own frame | allows it |
 
-Not seen: calls from C into C (a method passed to `map`), callable C objects (`ctypes`, Cython functions, NumPy's
-ufuncs), writes of C code to its arguments (`heapq.heappush`), and other processes.
+Without the C++ part, `warnings.warn` and `sys._getframe` make the call eager. The hook does not report calls from C
+into C (a method passed to `map`) and calls of C objects (functions of `ctypes` and Cython, NumPy's ufuncs). foregrad
+finds their writes to Python objects by comparison, but not their effects inside C.
 
 </details>
 
 ## Say what is pure in a package's own C
 
-A C function is pure if it reads only its arguments and writes only its result. A package lists such functions and
-classes as entry points in the group `foregrad.pure`. foregrad imports nothing for this; the entries' names are free.
+A package lists its pure C functions and classes as entry points in the group `foregrad.pure`. The names on the left are
+free. foregrad reads the list without importing the package.
 
 ```toml
 [project.entry-points."foregrad.pure"]
@@ -248,7 +252,7 @@ check an entry. Entries for the standard library have no effect.
 |---|---|
 {rows(calls.PURE_FUNCTIONS)}
 
-C functions of these packages are operators, or foregrad handles them specially: {packages}; except
+C functions of these packages are operators, or have rules of their own: {packages}. Refused in these packages:
 
 | module | functions |
 |---|---|
@@ -281,9 +285,9 @@ Exceptions, which are refused:
 <details markdown="1">
 <summary>By module</summary>
 
-Modules that call only pure C functions: {trusted}.
+Modules whose calls into C are all pure: {trusted}.
 
-Modules that foregrad does not look into, nor into their callees: {opaque}.
+Modules that foregrad trusts with everything that they call: {opaque}.
 
 Python functions that are refused: {refused}.
 

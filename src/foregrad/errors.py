@@ -50,7 +50,7 @@ class ForegradWarning(UserWarning):
 
 
 class UnsupportedError(ForegradError, RuntimeError):
-    """The function does something foregrad can't compile. Subclasses name the kind."""
+    """The function does something that foregrad can't compile. Subclasses name the kind."""
 
 
 class UnsupportedOpError(UnsupportedError):
@@ -58,7 +58,7 @@ class UnsupportedOpError(UnsupportedError):
 
 
 class UnsupportedDataDependentError(UnsupportedError):
-    """A value that a size or a Python branch depends on can't be known in time, or takes too many paths."""
+    """A size or a Python branch depends on a value that the capture can't know, or that takes too many paths."""
 
 
 class UnsupportedLayoutError(UnsupportedError):
@@ -78,7 +78,7 @@ class UnsupportedAliasError(UnsupportedError):
 
 
 class UnsupportedSideEffectError(UnsupportedError):
-    """An effect other than on tensors' contents that a compiled call could not repeat."""
+    """An effect, other than a write to a tensor, that a compiled call could not repeat."""
 
 
 class ProgramOutputError(UnsupportedSideEffectError):
@@ -100,15 +100,15 @@ class ArtifactError(ForegradError, ValueError):
 
 
 class ArtifactCallError(ForegradError, RuntimeError):
-    """A call of a loaded artifact that is outside its guards. The message names the guard of each specialization."""
+    """A call that no graph of a loaded artifact fits. The message names the first failing guard of each graph."""
 
 
 class TensorTextError(UnsupportedDataDependentError):
-    """A function asks for the text of a tensor, or its pickle: both hold values. The call runs eagerly."""
+    """A function asks for the text of a tensor, or for its pickle: both contain values."""
 
 
 class UnknownLeafError(ForegradError, TypeError):
-    """An argument or output that is neither a known leaf type nor a registered container."""
+    """An argument or output that is no tensor, no plain value and no registered container."""
 
 
 class GraphError(ForegradError, ValueError):
@@ -116,7 +116,7 @@ class GraphError(ForegradError, ValueError):
 
 
 class PartitionError(ForegradError, ValueError):
-    """A joint graph that can't be split as asked, or a partitioner that returned an invalid split."""
+    """A joint graph that can't be split, or a partitioner that returned an invalid split."""
 
 
 class PlanError(ForegradError, ValueError):
@@ -128,7 +128,7 @@ class BudgetError(PartitionError):
 
 
 class BackendError(ForegradError, RuntimeError):
-    """A compiler that failed, or returned something that can't be called as asked."""
+    """A compiler failed, or its code returned wrong results (their number, shape or dtype) or wrote to its inputs."""
 
 
 class AnomalyError(ForegradError, RuntimeError):
