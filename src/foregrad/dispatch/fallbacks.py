@@ -164,7 +164,7 @@ class Fallbacks:
         self, function: Callable[..., object], name: str, config: Config, refusals: Refusals, graphs: Graphs
     ) -> None:
         self.function, self.name, self.config, self.refusals, self.graphs = function, name, config, refusals, graphs
-        self.past = PastLimit()
+        self.past = PastLimit(graphs)
         self._fills = 0  # calls that filled a cache, or changed a state
         self._in_a_row = collections.Counter[str]()  # "fills" counts such calls, "raises" eager calls with errors
 
@@ -279,6 +279,7 @@ class Fallbacks:
         )
         if self.config.error_on_recompile_limit:
             raise error
+        self.graphs.try_proven()
         return error
 
     def unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Exception:
@@ -295,9 +296,12 @@ class Fallbacks:
 
 
 class PastLimit:
-    """Calls past a limit on graphs: they run eagerly without a look at the graphs, but for one call now and then."""
+    """Calls past a limit on graphs: they run eagerly without a look at the graphs, but for one call now and then. While
+    no graph serves a call, one call in 16 tries the graphs.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs = graphs
         self.calls: EagerCalls | None = None
         self._pause, self._left = float(_FIRST_PAUSE), 0.0
 
@@ -313,13 +317,17 @@ class PastLimit:
         if not self._left:
             return None
         self._left -= 1
+        if self._left % _TURN == 0:
+            self.graphs.try_all()
+        elif self._left % _TURN == _TURN - 1:
+            self.graphs.rest()
         calls = self.calls
         if calls is not None:
             calls.count += 1
         return calls
 
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024  # calls
+_FIRST_PAUSE, _LONGEST_PAUSE, _TURN = 32, 1024, 16  # calls
 
 _MOST_FILLS = 2  # calls in a row that fill a cache; a later change is one of state
 _REMEDY = "Raise foregrad.config.recompile_limit, or pass values that change from call to call as tensors."

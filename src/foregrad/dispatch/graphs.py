@@ -80,6 +80,7 @@ class Graphs:
         self._noticing: ById[Call, _Noticing] = ById()  # by a graph's function: its `_Noticing`
         # Graphs that ran in vain since the last was made, less one for each call with a graph; infinite: too many.
         self.vain: float = 0
+        self._are_idle = False  # no graph has served a call since `rest`
         self._vain_limit = vain_limit
 
     def teller(self) -> Callable[[], object]:
@@ -100,7 +101,7 @@ class Graphs:
 
     def served(self, call: Call) -> None:
         """Note that a graph served a call, where others ran in vain of late, or were tried before it."""
-        self.vain = max(self.vain - 1, 0)
+        self.vain, self._are_idle = max(self.vain - 1, 0), False
         if self._order.acquire(blocking=False):  # if a second thread reorders now, that order is as good
             try:
                 if call in self.calls:
@@ -169,10 +170,27 @@ class Graphs:
                 self.remove(specialization)
             specialization.watch.forget()
 
+    def rest(self) -> None:
+        """A call past a limit fits none: let calls try none, if no graph has served one since `rest` was called."""
+        if self._are_idle:
+            self.try_none()
+        self.vain, self._are_idle = max(self.vain, 0.5), True  # `served` is told of each call that a graph serves
+
     def try_none(self) -> None:
         """Let calls try no graph."""
         with self._order:
             self.calls = ()
+
+    def try_all(self) -> None:
+        """Let calls try the graphs again, but for those given up."""
+        with self._order:
+            made = [s.call for s in self.specializations if not (s.decides and self.vain == math.inf)]
+            self.calls = tuple(self._noticing.get(call, call) for call in made)
+
+    def try_proven(self) -> None:
+        """Let calls try only the graphs that have served a second call."""
+        with self._order:
+            self.calls = tuple(c for c in self.calls if not isinstance(c, _Noticing) or c.record.served_again)
 
     def try_undecided(self) -> None:
         """Let calls try only the graphs that branch on no values."""
