@@ -358,7 +358,7 @@ class Dispatcher:
             if places:
                 self._take(places, () if draws else self._why(args, kwargs))
                 if not draws:  # graphs so far draw nothing
-                    self.graphs.try_none()
+                    self.graphs.try_only()
         return bool(self._state.entries)
 
     def _take(self, places: tuple[LeadingPlace, ...], why: tuple[Difference, ...] = ()) -> None:
@@ -402,8 +402,8 @@ class Dispatcher:
         reasons = () if is_full else self._why(args, kwargs)
         self.graphs.drop_dead()
         in_vain = self.graphs.vain == math.inf
-        few = self.graphs.serve_few(self.config.path_limit)
-        if in_vain or few or self._paths.at_limit(self.specializations):
+        is_over = in_vain or self.graphs.serve_few(self.config.path_limit)
+        if is_over or self._paths.at_limit(self.specializations):
             self._paths.past_limit(self.specializations)
             self.fallbacks.past.reached(self.refusals.count_only(self._paths.reason), for_good=in_vain)
             return None

@@ -279,7 +279,7 @@ class Fallbacks:
         )
         if self.config.error_on_recompile_limit:
             raise error
-        self.graphs.try_proven()
+        self.graphs.try_only(self.graphs.has_served_again)
         return error
 
     def unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Exception:
@@ -308,9 +308,7 @@ class PastLimit:
     def reached(self, calls: EagerCalls, *, for_good: bool = False) -> None:
         """A call was found to be past a limit. The pause until the next look doubles each time."""
         self._pause = min(2 * self._pause, _LONGEST_PAUSE) if calls is self.calls else _FIRST_PAUSE
-        if for_good:
-            self._pause = math.inf
-        self.calls, self._left = calls, self._pause
+        self.calls, self._left = calls, math.inf if for_good else self._pause
 
     def covers(self) -> EagerCalls | None:
         """The count of calls that fit no graph, the present call included; None if the call is to be looked at."""
@@ -318,13 +316,12 @@ class PastLimit:
             return None
         self._left -= 1
         if self._left % _TURN == 0:
-            self.graphs.try_all()
+            self.graphs.try_only(lambda s: not s.decides or self.graphs.vain < math.inf)
         elif self._left % _TURN == _TURN - 1:
             self.graphs.rest()
-        calls = self.calls
-        if calls is not None:
-            calls.count += 1
-        return calls
+        if self.calls is not None:
+            self.calls.count += 1
+        return self.calls
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _TURN = 32, 1024, 16  # calls

@@ -94,7 +94,7 @@ class Graphs:
                 graphs.vain += 1
                 if graphs.vain > graphs._vain_limit:
                     graphs.vain = math.inf
-                    graphs.try_undecided()
+                    graphs.try_only(lambda s: not s.decides)
             return MISS
 
         return diverged
@@ -146,8 +146,7 @@ class Graphs:
     def serve_few(self, limit: int) -> bool:
         """Whether there are half as many paths as the `limit`, and most of their graphs have served a single call."""
         deciding = [s for s in self.specializations if s.decides]
-        waiting = [self._noticing[s.call].record for s in deciding if s.call in self._noticing]
-        is_few = 2 * sum(not record.served_again for record in waiting) > len(deciding)
+        is_few = 2 * sum(map(self.has_served_again, deciding)) < len(deciding)
         return is_few and self._vain_limit < math.inf and 2 * len(_ways(deciding)) >= limit
 
     @property
@@ -173,29 +172,19 @@ class Graphs:
     def rest(self) -> None:
         """A call past a limit fits none: let calls try none, if no graph has served one since `rest` was called."""
         if self._are_idle:
-            self.try_none()
+            self.try_only()
         self.vain, self._are_idle = max(self.vain, 0.5), True  # `served` is told of each call that a graph serves
 
-    def try_none(self) -> None:
-        """Let calls try no graph."""
+    def try_only(self, is_meant: Callable[[Specialization], bool] = lambda s: False) -> None:
+        """Let calls try only these graphs, the newest first."""
         with self._order:
-            self.calls = ()
+            meant = filter(is_meant, reversed(self.specializations))
+            self.calls = tuple(self._noticing.get(s.call, s.call) for s in meant)
 
-    def try_all(self) -> None:
-        """Let calls try the graphs again, but for those given up."""
-        with self._order:
-            made = [s.call for s in self.specializations if not (s.decides and self.vain == math.inf)]
-            self.calls = tuple(self._noticing.get(call, call) for call in made)
-
-    def try_proven(self) -> None:
-        """Let calls try only the graphs that have served a second call."""
-        with self._order:
-            self.calls = tuple(c for c in self.calls if not isinstance(c, _Noticing) or c.record.served_again)
-
-    def try_undecided(self) -> None:
-        """Let calls try only the graphs that branch on no values."""
-        with self._order:
-            self.calls = tuple(s.call for s in self.specializations if not s.decides)
+    def has_served_again(self, specialization: Specialization) -> bool:
+        """Whether a graph has served a second call."""
+        noticing = self._noticing.get(specialization.call)
+        return noticing is None or noticing.record.served_again
 
 
 class Paths:

@@ -126,7 +126,11 @@ class PythonState:
         )
 
     def _refuse_taking(self, iterator: str, where: Callable[[], str] | None = None) -> NoReturn:
-        self._failed = _used_up_error(self.name, iterator if where is None else f"`{iterator}` at {where()}")
+        what = iterator if where is None else f"`{iterator}` at {where()}"
+        self._failed = UnsupportedSideEffectError(
+            f"`{self.name}` takes from {what}, a source of values that differ each time; a compiled call would repeat "
+            "one value. Draw before the call and pass the result (for random numbers, torch's own functions work)."
+        )
         raise self._failed
 
     def raise_failed(self) -> None:
@@ -509,12 +513,4 @@ def refuse_change(name: str, what: str) -> NoReturn:
     raise UnsupportedSideEffectError(
         f"`{name}` changed {what} (added, removed or replaced an item); a compiled call would not repeat this. "
         "Return the new values instead."
-    )
-
-
-def _used_up_error(name: str, what: str) -> UnsupportedSideEffectError:
-    """The error for a function that takes from an iterator or a random generator."""
-    return UnsupportedSideEffectError(
-        f"`{name}` takes from {what}, a source of values that differ each time; a compiled call would repeat one "
-        "value. Draw before the call and pass the result (for random numbers, torch's own functions work)."
     )

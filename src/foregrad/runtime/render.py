@@ -370,7 +370,8 @@ class RunLines(LineWriter):
                 packed.append(pack_expression(tree, part, self.bind))
             else:  # in order: an item may hold an earlier item
                 packed.append(self.names.fresh("value"))
-                self.lines.append(f"{packed[-1]} = {build_expression(tree, part, made, self.bind)}")
+                build = self.bind("build", tree.unflatten)
+                self.lines.append(f"{packed[-1]} = {build}([{', '.join(part)}], made={made})")
         return packed
 
     def _handle(self, handle: Handle) -> str:
@@ -397,11 +398,6 @@ def has_objects(tree: Tree) -> bool:
 
 
 _MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cell"}
-
-
-def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, object], str]) -> str:
-    """The expression that builds a container of objects; `made`: the variable of a dict that collects the objects."""
-    return f"{bind('build', tree.unflatten)}([{', '.join(values)}], made={made})"
 
 
 def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, object], str]) -> str:

@@ -211,20 +211,13 @@ def _binary(op: Callable[..., object], *, swapped: bool) -> Callable[[Any, Any],
     return method
 
 
-def _unary(op: Callable[..., object]) -> Callable[[Any], object]:
-    return lambda self: self.numbers.apply(op, self)
-
-
 TRACED = (TracedFloat, TracedInt)
 _NUMBERS = (*TRACED, int, float, bool)
 for _name in "add sub mul truediv floordiv mod pow".split():
-    setattr(TracedFloat, f"__{_name}__", _binary(getattr(operator, _name), swapped=False))
     setattr(TracedFloat, f"__r{_name}__", _binary(getattr(operator, _name), swapped=True))
-for _name in "lt le gt ge eq ne".split():
+for _name in "add sub mul truediv floordiv mod pow lt le gt ge eq ne".split():
     setattr(TracedFloat, f"__{_name}__", _binary(getattr(operator, _name), swapped=False))
-for _name in "neg pos abs".split():
-    setattr(TracedFloat, f"__{_name}__", _unary(getattr(operator, _name)))
-for _op in (round, math.trunc, math.floor, math.ceil):
+for _op in (operator.neg, operator.pos, operator.abs, round, math.trunc, math.floor, math.ceil):
     setattr(TracedFloat, f"__{_op.__name__}__", lambda self, *args, _op=_op: self.numbers.apply(_op, self, *args))
 
 
