@@ -56,6 +56,98 @@ def test_the_peak_is_that_of_a_step_by_eager(kind):
     assert eager(plan).peak - plan.standing.total == pytest.approx(peak_of(step), rel=0.02)
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.LSTM(32, 32, 2), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return self.head(self.layers(x)[0]).square().mean()
+
+
+class Picking(nn.Module):
+    """Its derivative adds into zeros, in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.second(self.first(x)[torch.arange(len(x)) % 7]).index_select(0, torch.arange(5)).square().sum()
+
+
+class Converting(nn.Module):
+    """Its derivative multiplies numbers of two dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x):
+        found = self.layer(x)
+        return (found.softmax(1) * (found > 0).long()).sum().square()
+
+
+class Bags(nn.Module):
+    def __init__(self, sparse=False):
+        super().__init__()
+        self.table, self.head = nn.EmbeddingBag(256, 32, mode="sum", sparse=sparse), nn.Linear(32, 8)
+
+    def forward(self, x):
+        at = (x[:, :8].abs() * 50).long().clamp(0, 255).flatten()
+        return self.head(self.table(at, torch.arange(0, at.numel(), 8))).square().mean()
+
+
+CONVOLUTIONS = nn.Sequential(
+    nn.Unflatten(1, (2, 4, 4)), nn.Conv2d(2, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3)
+)
+
+
+@pytest.mark.parametrize("partition", ["eager", "default", "min_cut"])
+@pytest.mark.parametrize("make", [Recurrent, Picking, Converting, Bags, lambda: CONVOLUTIONS])
+def test_kernels_with_workspaces(make, partition):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(64, 32)
+    if make is Recurrent:
+        x = x.expand(16, 64, 32).contiguous()
+
+    def loss(x):
+        return model(x).square().sum()
+
+    plan = foregrad.plan(loss, x, device="cpu", policies={"default": "default", "min_cut": "min_cut"})
+    call = loss if partition == "eager" else foregrad.compile(loss, backend="eager", partition=partition)
+
+    def step():
+        call(x).backward()
+        model.zero_grad()
+
+    step()
+    step()
+    gc.collect()
+    found = plan.choice(partition)
+    assert found.memory is not None, found.why_not
+    assert found.peak - plan.standing.total == pytest.approx(peak_of(step), rel=0.02)
+
+
+def test_sparse_gradients_have_the_memory_of_their_values():
+    model, x = Bags(sparse=True), torch.randn(64, 32)
+    plan = foregrad.plan(model, x, device="cpu")
+    compiled = foregrad.compile(model, backend="eager")
+
+    def step():
+        compiled(x).backward()
+        model.zero_grad()
+
+    step()
+    step()
+    gc.collect()
+    assert plan.choice("save all").peak - plan.standing.total == pytest.approx(peak_of(step), rel=0.02)
+    assert "sparse gradient" in plan.choice("eager").why_not
+    with torch.device("meta"):
+        absent = foregrad.plan(Bags(sparse=True), torch.empty(64, 32), device="h100")
+    assert absent.choice("save all").memory.gradients >= 64 * 8 * 32 * 4
+
+
 def test_a_value_that_the_program_holds_is_there_until_it_returns():
     weight = torch.ones(64, requires_grad=True)
 

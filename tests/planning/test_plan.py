@@ -370,12 +370,24 @@ def test_the_host_is_no_place_for_values_of_the_cpu():
         ({"device": {"memory": 1}}, "needs bandwidth, flops"),
         ({"device": {"speed": 1}}, "a device has no speed"),
         ({"device": "h100", "shares": {"flop": 1}}, "shares are flops, bandwidth and link"),
+        ({"device": {"like": "h100", "flops": {}}}, "flops of a device are numbers by dtype"),
+        ({"device": {"like": "h100", "flops": {"bf16": 1e14}}}, "by dtype, as bfloat16 or float32, not by 'bf16'"),
+        ({"device": {"like": "h100", "bandwidth": 0}}, "bandwidth of a device is a number above 0, not 0"),
+        ({"device": {"like": "h100", "memory": -1}}, "memory of a device is in bytes, or .* not -1"),
+        ({"device": {"like": "h100", "memory": 1.5}}, "memory of a device is in bytes, or text with a unit"),
+        ({"device": "h100", "shares": {"link": 0}}, "a share is above 0.0 and at most 1.0; link is 0"),
+        ({"device": "h100", "shares": 0.5}, "shares are a dict"),
         ({"device": "cpu", "budget": 0.5}, "that of `cpu` is not known"),
+        ({"optimizer": torch.optim.Adam(nn.Linear(2, 2).parameters())}, "none of the parameters of this Adam gets a"),
+        ({"policies": {"save all": "min_cut"}}, "'save all' is a choice of each plan"),
+        ({"policies": ["min_cut"]}, "policies are partitions by name"),
         ({"optimizer": "Adman"}, "torch.optim has no Adman"),
         ({"optimizer": lambda parameters: 3}, "gives an int; it is no optimizer"),
         ({"optimizer": 3}, "an optimizer is a class"),
         ({"mesh": {"pp": 8}}, "the dimension 'pp' of a mesh is not planned"),
         ({"mesh": {"fsdp": 0}}, "at least one rank"),
+        ({"mesh": {"fsdp": -2}}, "at least one rank in each dimension, not fsdp -2"),
+        ({"mesh": {"fsdp": 2.5}}, "ranks of a mesh are counted in integers, not fsdp 2.5"),
         ({"mesh": "all"}, "a mesh is a dict"),
     ],
 )
@@ -383,6 +395,56 @@ def test_settings_that_mean_nothing(settings, message):
     model, x, labels = absent()
     with pytest.raises(PlanError, match=message):
         foregrad.plan(model, x, labels, **settings)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [(-1, "is negative"), (-0.5, "no fraction"), ("80", "write a number with a unit"), ("-3 GiB", "no memory budget")],
+)
+def test_budgets_that_mean_nothing(budget, message):
+    model, x, labels = absent()
+    with pytest.raises(ValueError, match=message):
+        foregrad.plan(model, x, labels, budget=budget)
+    with pytest.raises(ValueError, match=message):
+        foregrad.plan(model, x, labels).largest(under=budget)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda plan: plan.largest(batch="x"), "a dict, not 'x'"),
+        (lambda plan: plan.largest(batch=()), r"a dict, not \(\)"),
+        (lambda plan: plan.largest(batch={"y": 0}), "no argument has the dimension"),
+        (lambda plan: plan.table(batch=0, sequence=1), "batch and sequence of a table are pairs"),
+        (lambda plan: plan.table(batch=(0, [0]), sequence=(1, [64])), "integers from 1 on, not 0"),
+        (lambda plan: plan.in_flight(0), "at least one micro-batch"),
+        (lambda plan: plan.in_flight(1.5), "at least one micro-batch is in flight, not 1.5"),
+    ],
+)
+def test_sizes_that_mean_nothing(ask, message):
+    model, x, labels = absent()
+    plan = foregrad.plan(model, x, labels, device="l4")
+    with pytest.raises(PlanError, match=message):
+        ask(plan)
+
+
+def test_a_step_that_runs_its_own_backward_is_planned_up_to_its_loss():
+    model, x, labels = absent()
+
+    def step(x, labels):
+        loss = model(x, labels)
+        loss.backward()
+        return loss
+
+    with pytest.raises(PlanError, match="Leave `backward` and the optimizer out of `step`"):
+        foregrad.plan(step, x, labels)
+
+
+def test_a_plan_is_of_a_training_where_gradients_are_off_too():
+    model, x, labels = absent()
+    expected = foregrad.plan(model, x, labels, device="cpu").choice("save all").peak
+    with torch.no_grad():
+        assert foregrad.plan(model, x, labels, device="cpu").choice("save all").peak == expected
 
 
 def test_a_budget_below_the_least_says_the_least_and_what_holds_it():

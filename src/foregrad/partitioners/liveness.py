@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,8 @@ _MEASURED = frozenset(
     native_group_norm_backward native_batch_norm native_batch_norm_backward _native_batch_norm_legit
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training batch_norm_backward
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward embedding
-    embedding_dense_backward _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
+    embedding_dense_backward _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward
+    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
     max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
     mm bmm addmm baddbmm mean sum var var_mean std amax amin logsumexp cumsum prod mkldnn_rnn_layer_backward
     """.split()
@@ -63,11 +65,25 @@ def workspace(node: fx.Node) -> int:
     """The most bytes that an operator's kernel has in use at once, without its results' bytes."""
     if node.op != "call_function":
         return 0
-    total = _NUMBER if any(type(argument) in _NUMBERS for argument in node.args) else 0
-    is_measured = getattr(getattr(node.target, "_schema", None), "name", None) in _MEASURED
-    if is_measured or node.target is mkldnn_rnn_layer_for_training:
-        total += _measured(node)[0]
-    return total
+    number = _NUMBER if any(type(argument) in _NUMBERS for argument in node.args) else 0
+    return number + measured_kernel(node.target, node.args, node.kwargs)[0]
+
+
+def measured_kernel(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]:
+    """(the workspace of an operator on tensors or nodes, each result's bytes if it was measured)"""
+    if target is torch.ops.aten.mkldnn_rnn_layer.default:
+        target = mkldnn_rnn_layer_for_training
+    is_measured = getattr(getattr(target, "_schema", None), "name", None) in _MEASURED
+    is_measured |= target is mkldnn_rnn_layer_for_training or _converts(target, args)
+    return _measured(target, args, kwargs) if is_measured else (0, ())
+
+
+def _converts(target: Any, args: Any) -> bool:
+    """Whether a pointwise operator has operands of several dtypes; the CPU converts them into memories of their own."""
+    if torch.Tag.pointwise not in getattr(target, "tags", ()):
+        return False
+    values = (value_of(one) if isinstance(one, fx.Node) else one for one in args)
+    return len({value.dtype for value in values if isinstance(value, (TensorSpec, torch.Tensor))}) > 1
 
 
 def bytes_of_results(node: fx.Node) -> list[int]:
@@ -75,7 +91,8 @@ def bytes_of_results(node: fx.Node) -> list[int]:
     from_specs = [nbytes(part) for part in value_of(node)]
     if node.target not in _RECURRENT:
         return from_specs
-    return [max(pair) for pair in zip(from_specs, _measured(node)[1] or from_specs, strict=True)]
+    measured = _measured(node.target, node.args, node.kwargs)[1]
+    return [max(pair) for pair in zip(from_specs, measured or from_specs, strict=True)]
 
 
 _NUMBERS = (int, float, bool, complex)
@@ -83,18 +100,22 @@ _CPU = torch.device("cpu")
 _MOST_MEASURED = 1 << 30  # bytes of operands: a model that is not there may be larger than the memory
 
 
-def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
+def _measured(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]:
     """(the most bytes that a kernel has in use at once beside its results, each result's bytes if it was run)"""
     library = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled()
-    key = (node.target, _key(node.args), _key(node.kwargs), library)
+    key = (target, _key(args), _key(kwargs), library)
     with _measurements_lock:
         measurement = _measurements.get(key)
     if measurement is None:
-        specs = {operand: _layout(value_of(operand)) for operand in node.all_input_nodes}
+        specs: dict[object, Any] = {}
+
+        def plain(operand: Any) -> Any:
+            return specs.setdefault(operand, _layout(value_of(operand) if isinstance(operand, fx.Node) else operand))
+
+        args, kwargs = mapped((args, kwargs), (fx.Node, torch.Tensor), plain)
         is_small = sum(map(nbytes, specs.values())) <= _MOST_MEASURED
         if is_small and all(isinstance(spec, TensorSpec) and spec.device == _CPU for spec in specs.values()):
-            args, kwargs = fx.map_arg((node.args, node.kwargs), specs.__getitem__)
-            measurement = _measure(node.target, args, kwargs)
+            measurement = _measure(target, args, kwargs)
         else:
             measurement = 0, ()
         with _measurements_lock:
@@ -104,8 +125,8 @@ def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
 
 def _key(value: object) -> Any:
     """An argument as a key: of a tensor its layout, of all else its text."""
-    if isinstance(value, fx.Node):
-        layout = value_of(value)
+    if isinstance(value, (fx.Node, torch.Tensor)):
+        layout = value_of(value) if isinstance(value, fx.Node) else value
         token = layout.token if isinstance(layout, TensorSpec) else None
         if token is None:
             layout = _layout(layout)
@@ -142,6 +163,8 @@ def _measure(target: Any, args: Sequence[object], kwargs: Mapping[str, object]) 
 
 
 def _storage(value: object) -> int:
+    if isinstance(value, torch.Tensor) and value.is_sparse:
+        value = value._values()
     return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
 
 
@@ -156,6 +179,19 @@ def _after_the_forward(operands: Any) -> Any:
         *tensors, reverse, batches, mode, size, layers, has_biases, both, first, train
     )
     return (*operands[:-1], forward[3])
+
+
+def _bytes_of_sparse(node: fx.Node) -> int:
+    """Bytes of an embedding's sparse gradient, with the operand's indices; 0 if all its memory is an operand's."""
+    is_bag = node.target is _SPARSE_BAG and node.args[9:10] == (True,)
+    if not is_bag and node.target is not _SPARSE:
+        return 0
+    gradient, indices = (_layout(value_of(operand)) for operand in node.all_input_nodes[:2])
+    size = gradient.dtype.itemsize * (math.prod(indices.shape) * gradient.shape[1] if is_bag else gradient.numel())
+    return 0 if size == nbytes(gradient) and not is_bag else int(size)
+
+
+_SPARSE, _SPARSE_BAG = torch.ops.aten.embedding_sparse_backward.default, torch.ops.aten._embedding_bag_backward.default
 
 
 def _layout(value: object) -> Any:
@@ -258,13 +294,15 @@ class Storages:
                 source, at = index.operands[i][0], index.nodes[i].args[1]
                 first = items.setdefault(source, {}).setdefault(at, i)
                 self.root[i] = first
-            elif kind is Kind.VIEW:
+            elif kind is Kind.VIEW or (index.nodes[i].target is _SPARSE and not _bytes_of_sparse(index.nodes[i])):
                 self.root[i] = self.root[index.operands[i][0]] if index.operands[i] else i
         for i, kind in enumerate(index.kinds):
             if kind in _NOTHING or self.root[i] != i or is_offloaded(index.nodes[i]):
                 continue
             value = value_of(index.nodes[i])
-            if isinstance(value, (tuple, list)):
+            if sparse := _bytes_of_sparse(index.nodes[i]):
+                self.size[i] = sparse
+            elif isinstance(value, (tuple, list)):
                 holders = items.get(i, {})
                 self.results[i] = [(holders.get(at), size) for at, size in enumerate(bytes_of_results(index.nodes[i]))]
                 for holder, size in self.results[i]:

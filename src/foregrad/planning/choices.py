@@ -19,6 +19,7 @@ from ..partitioners.policies import Policy, everything_saveable, nothing_saveabl
 from .memory import StepMemory
 from .work import Layers, OperatorCost
 
+NAMES = {"save all", "min cut", "budget", "checkpoint each layer", "full checkpointing", "offload", "eager"}
 _SMALL = 1 << 16  # a smaller value is not worth a transfer to the host
 
 

@@ -29,6 +29,11 @@ class Shares:
     bandwidth: float = 0.8
     link: float = 0.75
 
+    def __post_init__(self) -> None:
+        for name, share in dataclasses.asdict(self).items():
+            if not isinstance(share, (int, float)) or not 0 < share <= 1:
+                raise PlanError(f"a share is above 0.0 and at most 1.0; {name} is {share!r}")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
@@ -51,6 +56,18 @@ class Device:
     host: float = 25e9
     shares: Shares = Shares()
     source: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.flops, Mapping) or not self.flops:
+            raise PlanError(f'flops of a device are numbers by dtype, {{"bfloat16": 180e12}}, not {self.flops!r}')
+        if unknown := [one for one in self.flops if not isinstance(getattr(torch, str(one), None), torch.dtype)]:
+            raise PlanError(f"flops of a device are by dtype, as bfloat16 or float32, not by {unknown[0]!r}")
+        counts = {"bandwidth": self.bandwidth, "network": self.network, "host": self.host, **self.flops}
+        for name, count in counts.items():
+            if not isinstance(count, (int, float)) or count <= 0:
+                raise PlanError(f"{name} of a device is a number above 0, not {count!r}")
+        if not isinstance(self.memory, int) or self.memory < 0:
+            raise PlanError(f'memory of a device is in bytes, or text with a unit, "80 GiB", not {self.memory!r}')
 
     @property
     def is_accelerator(self) -> bool:
@@ -109,6 +126,8 @@ def device_of(asked: Any, shares: Mapping[str, float] | Shares | None = None) ->
 def _shares_of(asked: Mapping[str, float] | Shares) -> Shares:
     if isinstance(asked, Shares):
         return asked
+    if not isinstance(asked, Mapping):
+        raise PlanError(f'shares are a dict as {{"flops": 0.7}}, not {asked!r}')
     try:
         return Shares(**asked)
     except TypeError:

@@ -27,6 +27,7 @@ from .._torch.fakes import FakeTensor, NewFakeMode
 from .._torch.nested import leaves, mapped
 from .._torch.wrappers import is_wrapper, parts_of
 from ..errors import PlanError
+from ..partitioners.liveness import measured_kernel
 from .asked import SaidValues
 from .devices import Device
 from .kernels import AcceleratorKernels
@@ -41,6 +42,8 @@ from .work import Layers, cost_of, pattern
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
+# PyTorch's derivatives write into zeros in place, but under a mode.
+_IN_PLACE = ("index_add", "scatter_add", "index_put", "_unsafe_index_put")
 _WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # of collectives: the result is the operand, a copy on `meta` alone
 
 
@@ -184,9 +187,14 @@ class StorageLog(ThreadDispatchMode):
         if returns and returns[0].alias_info is not None:
             return result
         found = [one for one in leaves(result) if isinstance(one, torch.Tensor) and self._counts(one)]
-        operand = args[0] if func.__name__.partition(".")[0] in _WAITS else None
-        for tensor in found:
-            self._see(tensor, func, operand)
+        if any(one.is_sparse for one in found):
+            raise PlanError("the life of a sparse gradient is not followed")
+        is_own = func.__name__.partition(".")[0] in (_IN_PLACE if self._in_derivative() else _WAITS)
+        workspace, sizes = (0, ()) if self.fakes is None else measured_kernel(func, args, kwargs or {})
+        for tensor, size in zip(found, sizes or [0] * len(found), strict=False):
+            self._see(tensor, func, args[0] if is_own else None, size)
+        if workspace:
+            self.give(self.take(workspace, f"the workspace of {func}"))
         if found and self.turned is not None and torch.is_grad_enabled():  # as checkpointing runs a forward again
             flops, seconds = cost_of(func, args, kwargs or {}, result, self.device)
             self.again_flops, self.again_s = self.again_flops + flops, self.again_s + seconds
@@ -196,10 +204,18 @@ class StorageLog(ThreadDispatchMode):
         """Whether a tensor is the program's: DTensor runs operators on fakes, to know shapes."""
         return not isinstance(tensor, FakeTensor) or tensor.fake_mode is self.fakes
 
-    def _see(self, tensor: torch.Tensor, func: Any, operand: torch.Tensor | None) -> None:
-        """Note the storage of a result, whose memory is an operand's or its own."""
+    def _in_derivative(self) -> bool:
+        """Whether a derivative of PyTorch's own runs, whose classes are numbered."""
+        node = self._node()
+        return node is not None and node.name().endswith("Backward0")
+
+    def _node(self) -> Any:
+        return current_autograd_node() if self.turned is not None and not torch.is_grad_enabled() else None
+
+    def _see(self, tensor: torch.Tensor, func: Any, operand: torch.Tensor | None, least: int) -> None:
+        """Note the storage of a result, whose memory is an operand's or its own. `least`: bytes of an opaque result."""
         storage = tensor.untyped_storage()
-        place, size = storage._cdata, storage.nbytes()
+        place, size = storage._cdata, max(least, storage.nbytes())
         if place in self._alive or not size:
             return
         key = self.take(size, str(func).removeprefix("aten.")) if operand is None else self.number(operand)
@@ -236,7 +252,7 @@ class StorageLog(ThreadDispatchMode):
         return {key for key, count in self._holders.items() if key and count}
 
     def _module(self) -> str:
-        node = current_autograd_node() if self.turned is not None and not torch.is_grad_enabled() else None
+        node = self._node()
         number = sequence_nr_of(node) if node is not None else None
         if number is None:
             return self._stack[-1]

@@ -73,7 +73,11 @@ def largest_of(plan: Plan, *, batch: Any, under: int | str | None, choice: str |
 
 def table_of(plan: Plan, *, batch: Any, sequence: Any, choice: str | None) -> Table:
     """Peaks by batch and sequence: `batch` and `sequence` are each (dimension as in `largest`, sizes to show)."""
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in (batch, sequence)):
+        raise PlanError("batch and sequence of a table are pairs: a dimension, and the sizes to show: (0, [1, 2])")
     (batch_at, batches), (sequence_at, lengths) = batch, sequence
+    if wrong := [size for size in (*batches, *lengths) if not isinstance(size, int) or size < 1]:
+        raise PlanError(f"the sizes of a table are integers from 1 on, not {wrong[0]!r}")
     axes = [_axis(plan, batch_at, "batch"), _axis(plan, sequence_at, "sequence")]
     peaks = _Peaks(plan, axes, choice)
     rows = []
@@ -108,7 +112,9 @@ def _axis(plan: Plan, asked: Any, what: str) -> _Axis:
     if isinstance(asked, Mapping):
         chosen = [(at, t, asked[name]) for at, name, t in tensors if name in asked]
     else:
-        dimension, *named = asked if isinstance(asked, tuple) else (asked,)
+        dimension, *named = asked if isinstance(asked, tuple) and asked else (asked,)
+        if not isinstance(dimension, int):
+            raise PlanError(f"the {what} is a dimension, a tuple that begins with one, or a dict, not {asked!r}")
         chosen = [(at, t, dimension) for at, name, t in tensors if name in named or not named]
         if not named:
             chosen = [(at, t, d) for at, t, d in chosen if -t.dim() <= d < t.dim()]

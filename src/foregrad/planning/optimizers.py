@@ -120,6 +120,11 @@ def _renewed(
 ) -> torch.optim.Optimizer:
     """A copy over twins, without state."""
     by_original = {id(twin.original): parameter for twin, parameter in zip(twins, parameters, strict=True)}
+    if not any(id(parameter) in by_original for group in optimizer.param_groups for parameter in group["params"]):
+        raise PlanError(
+            f"none of the parameters of this {type(optimizer).__name__} gets a gradient in the step: make it over "
+            "parameters of the model that is planned"
+        )
     other = copy.copy(optimizer)
     other.state = collections.defaultdict(dict)
     other.param_groups = [

@@ -82,10 +82,18 @@ def plan(
         on,
         budget,
         ranks_in_module(fn_or_module, mesh),
-        dict(policies or {}),
+        _checked(policies or {}),
         check_sizes(sizes),
     )
     return make_plan(recipe, args, kwargs)
+
+
+def _checked(policies: Any) -> dict[str, Any]:
+    if not isinstance(policies, Mapping):
+        raise PlanError(f'policies are partitions by name, {{"mine": "min_cut"}}, not {policies!r}')
+    if taken := choices.NAMES & policies.keys():
+        raise PlanError(f"{min(taken)!r} is a choice of each plan: give your policy a name of its own")
+    return dict(policies)
 
 
 def _default_device(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ class Ranks:
 
     def __str__(self) -> str:
         parts = [
-            f"{name} {count}" for name, count in (("dp", self.dp), ("fsdp", self.fsdp), ("tp", self.tp)) if count > 1
+            f"{name} {count}" for name, count in (("dp", self.dp), ("fsdp", self.fsdp), ("tp", self.tp)) if count != 1
         ]
         return " by ".join(parts) or "one rank"
 
@@ -96,6 +96,8 @@ def ranks_of(mesh: Any) -> Ranks:
         ranks = _of_fields(dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True)))
     else:
         raise PlanError(f'a mesh is a dict as {{"fsdp": 8}}, Ranks, a number, or a DeviceMesh with names, not {mesh!r}')
+    if any(not isinstance(count, int) for count in (ranks.dp, ranks.fsdp, ranks.tp, ranks.host)):
+        raise PlanError(f"ranks of a mesh are counted in integers, not {ranks}")
     if min(ranks.dp, ranks.fsdp, ranks.tp, ranks.host) < 1:
         raise PlanError(f"a mesh has at least one rank in each dimension, not {ranks}")
     return ranks

@@ -151,10 +151,11 @@ class Plan:
         shards, since schedules differ in the moments of their gathers.
         """
         memory = self._memory(choice)
-        if micro_batches < 1 or self.ranks.fsdp > 1:
+        is_count = isinstance(micro_batches, int) and micro_batches > 0
+        if not is_count or self.ranks.fsdp > 1:
             raise PlanError(
                 f"at least one micro-batch is in flight, not {micro_batches}"
-                if micro_batches < 1
+                if not is_count
                 else f"a pipeline's stage on {self.ranks} is not planned: plan it without shards"
             )
         *step, last = memory.alive

@@ -87,7 +87,7 @@ def step_of(
             result = plain(*args, **kwargs)
         return loss_in(result, name)
 
-    with without_fake_mode(), planned(fn) as plain:
+    with without_fake_mode(), planned(fn) as plain, torch.enable_grad():
         try:
             joint = capture(step, *args, **kwargs)
         except UnsupportedDataDependentError as error:
@@ -97,10 +97,14 @@ def step_of(
                 "branch, True or False."
             ) from error
         if joint.backward_error is not None:
-            raise PlanError(f"the backward of `{name}` fails: {joint.backward_error}") from joint.backward_error
+            failed = f"the backward of `{name}` fails: {joint.backward_error}"
+            if "a second time" in failed:
+                failed += f" Leave `backward` and the optimizer out of `{name}`, and make a plan of each loss."
+            raise PlanError(failed) from joint.backward_error
         if joint.signature.is_inference:
             raise PlanError(
-                f"`{name}` has no backward, so there is no training to plan: none of its parameters requires gradients"
+                f"`{name}` has no backward, so there is no training to plan: its result has no gradient with "
+                "respect to a parameter or argument that requires one"
             )
         forget_waits(joint)
         return TrainingStep(name, joint, _held_by(plain, joint, args, kwargs), said.known)
