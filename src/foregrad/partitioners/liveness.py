@@ -70,7 +70,7 @@ def workspace(node: fx.Node) -> int:
 
 
 def measured_kernel(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]:
-    """(the workspace of an operator on tensors or nodes, each result's bytes if it was measured)"""
+    """(an operator's workspace on tensors or nodes, each result's bytes where measured)"""
     if target is torch.ops.aten.mkldnn_rnn_layer.default:
         target = mkldnn_rnn_layer_for_training
     is_measured = getattr(getattr(target, "_schema", None), "name", None) in _MEASURED
@@ -79,7 +79,7 @@ def measured_kernel(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int
 
 
 def _converts(target: Any, args: Any) -> bool:
-    """Whether a pointwise operator has operands of several dtypes; the CPU converts them into memories of their own."""
+    """Whether a pointwise operator has operands of several dtypes: the CPU then converts copies."""
     if torch.Tag.pointwise not in getattr(target, "tags", ()):
         return False
     values = (value_of(one) if isinstance(one, fx.Node) else one for one in args)
@@ -182,7 +182,7 @@ def _after_the_forward(operands: Any) -> Any:
 
 
 def _bytes_of_sparse(node: fx.Node) -> int:
-    """Bytes of an embedding's sparse gradient, with the operand's indices; 0 if all its memory is an operand's."""
+    """Bytes of an embedding's sparse gradient beyond the operands' memory."""
     is_bag = node.target is _SPARSE_BAG and node.args[9:10] == (True,)
     if not is_bag and node.target is not _SPARSE:
         return 0

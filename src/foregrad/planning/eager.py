@@ -205,7 +205,7 @@ class StorageLog(ThreadDispatchMode):
         return not isinstance(tensor, FakeTensor) or tensor.fake_mode is self.fakes
 
     def _in_derivative(self) -> bool:
-        """Whether a derivative of PyTorch's own runs, whose classes are numbered."""
+        """Whether a derivative of PyTorch runs, by the number in the name."""
         node = self._node()
         return node is not None and node.name().endswith("Backward0")
 
