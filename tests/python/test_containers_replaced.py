@@ -252,3 +252,58 @@ def test_a_function_of_a_library_in_it_is_that_function():
         assert place.kept is not before
         assert place.kept.default_factory is factory
     assert not foregrad.explain_recompiles(step).eager
+
+
+class Making(dict):
+    """A table that makes items for missing keys, in its own way."""
+
+    def __missing__(self, key):
+        self[key] = made = {}
+        return made
+
+
+@pytest.mark.parametrize("table", [lambda: collections.defaultdict(dict), Making])
+def test_a_look_at_a_replaced_table_makes_no_items(table):
+    """A fresh table at the place of one with tensors: the earlier graph's look for its keys leaves no item behind."""
+
+    def run(wrap):
+        box = types.SimpleNamespace(weight=torch.ones(2), state=table())
+
+        def step(x):
+            state = box.state[box.weight]
+            if not state:
+                state["sum"] = torch.zeros(2)
+            state["sum"].add_(x)
+            return state["sum"] * box.weight
+
+        call, found = wrap(step), []
+        for i in range(12):
+            if i in (6, 9):
+                box.weight, box.state = torch.full((2,), float(i)), table()
+            found += [call(torch.full((2,), float(i))), len(box.state)]
+        return found
+
+    eager, compiled = run(lambda f: f), run(foregrad.compile(backend="eager"))
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(eager, compiled, strict=True))
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)])
+def test_an_optimizer_replaced_with_its_model_has_its_own_state_alone(make):
+    box = types.SimpleNamespace()
+
+    def renew():
+        box.model = torch.nn.Linear(3, 2)
+        box.optimizer = make(box.model.parameters())
+
+    @foregrad.compile(backend="eager")
+    def step(x):
+        box.optimizer.zero_grad()
+        box.model(x).square().sum().backward()
+        box.optimizer.step()
+
+    for i in range(12):
+        if i in (0, 6):
+            renew()
+        step(torch.randn(4, 3))
+    assert set(box.optimizer.state) == set(box.model.parameters())
+    assert len(box.optimizer.state_dict()["state"]) == 2

@@ -55,7 +55,8 @@ def table_of(value: object) -> Any:
 
 
 class Source:
-    """How to reach an object: from `root`, by `steps` of ("attr", name) or ("item", key).
+    """How to reach an object: from `root`, by `steps` of ("attr", name), ("item", key), or ("there", key): the item of a
+    table that makes items for missing keys, such as a `defaultdict`, None if it is not there.
 
     A root that can be referred to weakly is not kept alive, unless it is a tensor: one that nothing leads to is read
     from here alone.
@@ -84,7 +85,7 @@ class Source:
         """The object now."""
         value = self.root
         for kind, key in self.steps:
-            value = getattr(value, key) if kind == "attr" else value[key]
+            value = getattr(value, key) if kind == "attr" else value[key] if kind == "item" else dict.get(value, key)
         return value
 
     def now(self) -> Any:
@@ -97,5 +98,5 @@ class Source:
     def expression(self, root: str, bind: Callable[[str, object], str]) -> str:
         """Python source for the object, given the name of a variable holding the root; `bind` gives globals names."""
         for kind, key in self.steps:
-            root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind)
+            root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind, makes=kind == "there")
         return root

@@ -59,9 +59,10 @@ def attribute(owner: str, name: str, bind: Bind) -> str:
     return f"{owner}.{name}" if is_name(name) else f"getattr({owner}, {literal(name) or bind('name', name)})"
 
 
-def item(owner: str, key: object, bind: Bind) -> str:
-    """The expression that reads an item."""
-    return f"{owner}[{literal(key) or bind('key', key)}]"
+def item(owner: str, key: object, bind: Bind, *, makes: bool = False) -> str:
+    """The expression that reads an item; of a table that `makes` missing items, the item there, or None."""
+    spelled = literal(key) or bind("key", key)
+    return f"{bind('item_there', dict.get)}({owner}, {spelled})" if makes else f"{owner}[{spelled}]"
 
 
 def call_keywords(arguments: Iterable[tuple[str, str]], bind: Bind) -> list[str]:

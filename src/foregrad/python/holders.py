@@ -89,7 +89,8 @@ class Holder:
         if self.kind is CELL:
             return (("attr", "cell_contents"),)
         if self.owner is None:
-            return (("attr" if self.kind in (SLOTS, CLASS) else "item", key),)
+            makes = hasattr(type(self.target), "__missing__")
+            return (("attr" if self.kind in (SLOTS, CLASS) else "there" if makes else "item", key),)
         return (("attr", key),) if type(key) is str else (("attr", "__dict__"), ("item", key))
 
     def items(self) -> Iterable[tuple[Any, Any]]:

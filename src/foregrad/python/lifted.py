@@ -57,7 +57,8 @@ class StatePlace:
         """The value there, `ABSENT` where there is none."""
         try:
             if self.kind == "item":
-                return (list if isinstance(self.target, list) else dict).__getitem__(self.target, self.key)
+                is_list = isinstance(self.target, list)
+                return list.__getitem__(self.target, self.key) if is_list else dict.get(self.target, self.key, ABSENT)
             return getattr(self.target, self.key)
         except (LookupError, AttributeError, ValueError):
             return ABSENT
