@@ -229,7 +229,7 @@ def attributes_of(cls: type) -> frozenset[str]:
 
 
 def slots_in(cls: type) -> frozenset[str]:
-    """The slots of objects of a class, found without `getattr`, which would run the program's own descriptors."""
+    """The slots of objects of a class, found without `getattr`, and so without the program's own descriptors."""
     items: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         items |= base.__dict__

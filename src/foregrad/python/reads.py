@@ -143,7 +143,7 @@ class ReadSite:
         return None
 
     def has_grown(self) -> bool:
-        """Whether a container has another number of items than at the look."""
+        """Whether the number of a container's items differs from the number at the look."""
         known = self.items[None].before() if self.kind == "set" else self.keys
         return self.style != "attr" and known is not None and len(known) != len(self.holder)
 
