@@ -202,7 +202,9 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     is_laid_out = any(LAID_OUT in node.meta for node in copy.graph.nodes)
     if _may_have_regions(copy, role) and (not is_laid_out or _laid_out(copy, example_inputs)):
         sums_first(copy.graph)
-        whole = outlined(copy, foreign.union(_convolutions(copy) if regions == "auto" else ()), regions=regions)
+        # Inductor chooses one layout for all convolutions that it sees; a region's results keep the graph's strides.
+        convolutions = filter(is_convolution, copy.graph.nodes) if regions == "auto" else ()
+        whole = outlined(copy, foreign.union(convolutions), regions=regions)
         if whole is not copy:
             try:
                 with kernels_together():
@@ -288,13 +290,6 @@ def _with_convolutions_laid_out(
     updated = {place for _, place in role_of(gm).updates}
     visible = [at for at in range(len(results_of(gm))) if at not in updated]
     return (whole, _foreign(whole)) if lay_out_as_before(whole, gm, visible) else (gm, foreign)
-
-
-def _convolutions(gm: fx.GraphModule) -> set[fx.Node]:
-    """The convolutions of a graph; they stay out of regions. Inductor chooses one layout for all convolutions that it
-    sees; the results of a region keep the strides of the graph.
-    """
-    return set(filter(is_convolution, gm.graph.nodes))
 
 
 def _with_writes(gm: fx.GraphModule, role: GraphRole, foreign: Collection[fx.Node]) -> tuple[tuple[int, int], ...]:

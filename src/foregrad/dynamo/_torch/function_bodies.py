@@ -91,7 +91,9 @@ def _restored(forward: fx.GraphModule, body: fx.GraphModule, inside: list[fx.Nod
             mode = graph.call_function(torch.is_grad_enabled)
         elif node is inside[-1]:
             continue
-        elif node in inside and _is_under_no_grad(node.meta.get("stack_trace") or ""):
+        elif node in inside and any(
+            _turns_off(file, int(line)) for file, line in _FRAME.findall(node.meta.get("stack_trace") or "")
+        ):
             now = graph.call_function(torch.is_grad_enabled)
             graph.call_function(_set_grad_enabled, (False,))
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -132,11 +134,6 @@ def _once(body: fx.GraphModule, count: int, *values: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------------ the source
-
-
-def _is_under_no_grad(trace: str) -> bool:
-    """Whether one of the lines of a trace is in a block, or a function, that turns gradients off."""
-    return any(_turns_off(file, int(line)) for file, line in _FRAME.findall(trace))
 
 
 @functools.lru_cache(maxsize=256)
