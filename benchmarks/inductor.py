@@ -157,10 +157,11 @@ def compiled(way, model):
     if way == "pytorch":
         return torch.compile(model, backend="inductor")
     import foregrad
-    from foregrad.dynamo import foregrad_backend
 
     if way == "foregrad.compile":
         return foregrad.compile(model, backend="inductor")
+    from foregrad.dynamo import foregrad_backend
+
     return torch.compile(model, backend=foregrad_backend, options={"backend": "inductor"})
 
 

@@ -70,6 +70,7 @@ def in_child(name, way, folder):
         "FOREGRAD_CACHE_DIR": os.path.join(folder, "foregrad"),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": paths,
+        "PYTHONDONTWRITEBYTECODE": "",  # foregrad's modules have bytecode as PyTorch's have, once they are installed
     }
     out = subprocess.run(
         [sys.executable, "-m", "benchmarks.warm_start", "--child", name, way],

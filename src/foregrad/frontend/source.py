@@ -55,7 +55,7 @@ def table_of(value: object) -> Any:
 
 
 class Source:
-    """How to reach an object: from `root`, by `steps` of ("attr", name), ("item", key), or ("there", key): the item of a
+    """How to reach an object: from `root`, by `steps` of ("attr", name), ("item", key), or ("there", key): an item of a
     table that makes items for missing keys (a `defaultdict`), None for a missing key.
 
     A root that can be referred to weakly is not kept alive, unless it is a tensor: one that nothing leads to is read

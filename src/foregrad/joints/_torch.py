@@ -1,4 +1,4 @@
-"""The operator `local_map_hop` (a graph on the local parts of its arguments), and functions that Dynamo does not trace. Checked on torch 2.11.0, 2.13.0 and 2.15.0."""
+"""The operator `local_map_hop`, and functions that Dynamo does not trace. Checked on torch 2.11.0, 2.13.0, 2.15.0."""
 
 from __future__ import annotations
 
