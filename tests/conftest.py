@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 import torch
 
+os.environ.setdefault("FOREGRAD_ON_UNSUPPORTED", "raise")  # `tests/__init__.py` is not imported by every run
 os.environ.setdefault("FOREGRAD_CHECK", "1")  # every stage's result is checked against its rules
 os.environ["FOREGRAD_BUILD_NATIVE"] = "0"  # no compiler runs beside the tests
 os.environ["FOREGRAD_BACKGROUND"] = "0"  # nor Inductor
@@ -50,9 +51,12 @@ def pytest_configure(config):
     # a record of each stage of each graph. Who looks for listeners does not look at the parents'.
     logging.getLogger("torch.__trace").propagate = True
     try:
-        import foregrad.errors  # noqa: F401
+        import foregrad.errors
     except ImportError:
         return
+    # In one process, pytest's plugin of foregrad was imported ahead of this file.
+    foregrad.config.on_unsupported = os.environ["FOREGRAD_ON_UNSUPPORTED"]
+    foregrad.config.check = os.environ["FOREGRAD_CHECK"] == "1"
     config.addinivalue_line("filterwarnings", "error::foregrad.errors.ForegradWarning")
 
 
