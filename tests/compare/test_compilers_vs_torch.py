@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import pickle
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd as their_aot_autograd
+from torch._functorch import aot_autograd as their_engine
 from torch._functorch import partitioners as their_partitioners
 from torch._guards import TracingContext, detect_fake_mode
 from torch._inductor.compile_fx import compile_fx_inner, get_static_input_idxs
@@ -491,3 +493,35 @@ def test_an_attribute_of_that_name_that_says_no_strides_is_passed_over():
     x = torch.randn(3, requires_grad=True)
     foregrad.aot_function(lambda x: x.sin(), compiler)(x).sum().backward()
     torch.testing.assert_close(x.grad, x.detach().cos())
+
+
+@pytest.mark.parametrize("door", ["aot_module", "torch.compile", "descriptors"])
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_saved_values_in_unreported_strides_are_taken_by_both(door, memory_format):
+    def laid_out(value):
+        return value.clone(memory_format=memory_format) if value.dim() == 4 else value
+
+    def forward(gm, inputs):
+        return lambda *args: [gm(*args)[0], *map(laid_out, gm(*args)[1:])]
+
+    def compiled(engine, module, x):
+        how = {"fw_compiler": forward, "bw_compiler": lambda gm, inputs: gm}
+        if door == "torch.compile":
+            torch._dynamo.reset()
+            aot_autograd = foregrad.aot_autograd if engine is foregrad else their_aot_autograd
+            return torch.compile(module, backend=aot_autograd(**how))
+        if door == "aot_module":
+            return engine.aot_module(module, **how)
+        with contextlib.ExitStack() as stack:
+            jd = engine.aot_export_joint_with_descriptors(stack, module, (x,))
+            run = engine.aot_compile_joint_with_descriptors(jd, **how)
+        return lambda x: run(*module.parameters(), x)
+
+    module, x = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Sigmoid()), torch.randn(2, 4, 5, 2).permute(0, 3, 1, 2)
+    gradients = []
+    for run in (module, compiled(foregrad, module, x), compiled(their_engine, module, x)):
+        run(x).sum().backward()
+        gradients.append([parameter.grad for parameter in module.parameters()])
+        module.zero_grad()
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(gradients[2], gradients[0])

@@ -5,8 +5,8 @@ is no view in the graph; inputs that must stay unwritten. A compiled graph is st
 call is kept in all, so later calls are not checked, and cost nothing (`config.check` checks each).
 
 A result that shares memory against the graph (passes simplify `x * 1` to `x`) is right as a value: it is copied, in the
-first call and in all later calls. Anything else is a `BackendError`. For foregrad's own compilers strides are repaired
-too.
+first call and in all later calls. So is a saved value in strides that its backward is not compiled for. Anything else
+is a `BackendError`. For foregrad's own compilers the strides of visible results are repaired too.
 
 Known weaknesses: a write to an input that does not move its version counter is not seen, nor is memory lent for one
 call only, if the first results do not show it.
@@ -15,6 +15,7 @@ call only, if the first results do not show it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import operator
@@ -32,10 +33,10 @@ from .._torch import memory
 from .._torch.engine import default_generators
 from .._torch.graphs import body_of, ends_of, is_random
 from .._torch.stand_ins import is_stand_in
-from .._torch.symbols import Size
+from .._torch.symbols import Size, concrete
 from .._torch.tensors import share_memory, version_of
 from ..errors import BackendError, headline
-from ..graph.meta import TensorSpec, spec_of
+from ..graph.meta import TensorSpec, laid_out, memory_order, spec_of, strides_in_order
 from ..graph.printing import print_graph
 from ..interrupts import is_interrupt
 from ..passes.aliasing import Memory, makes_memory, memory_of, results_of
@@ -43,7 +44,7 @@ from ..passes.aliasing import Memory, makes_memory, memory_of, results_of
 log = logging.getLogger("foregrad.backends")
 
 Run = Callable[[list[Any]], list[Any]]
-Repairs = dict[int, tuple[Size, ...] | None]  # the strides that a result is copied to; None: its own
+Repairs = dict[int, Callable[[torch.Tensor], torch.Tensor]]  # by result: what copies it
 _HELD = "held by others"
 _IN_AN_INPUT = "in an input"
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -73,22 +74,23 @@ class PromisedResult:
 
 
 def promised(
-    module: fx.GraphModule, names: Sequence[str], visible: Sequence[int], kept_from: int | None
+    module: fx.GraphModule, names: Sequence[str], visible: Sequence[int], kept_from: int | None, strides: Any = ()
 ) -> list[PromisedResult]:
     """The results of a graph, by its operators.
 
-    From position `kept_from` on they are residuals; None: a backward, which hands out all its results.
+    From position `kept_from` on they are residuals in reported `strides`; None: a backward, which hands all out.
     """
     results, inputs = [], set(ends_of(module)[0])
     for i, (node, name) in enumerate(zip(results_of(module), names, strict=True)):
         source = memory_of(node, inputs) if isinstance(node, fx.Node) else None
         is_given = source is not None and source[0] in inputs
         is_fresh = source is not None and not is_given and makes_memory(source)
-        is_known = is_fresh or is_given
         spec = spec_of(node) if isinstance(node, fx.Node) else None
         is_kept = kept_from is not None and i >= kept_from
+        if is_kept and i not in visible and isinstance(spec, TensorSpec) and i < len(strides):
+            spec = spec.fresh(spec.shape, strides[i] or spec.stride)
         is_handed_out = kept_from is None or (i in visible and not is_kept)
-        shared = source if is_known else None
+        shared = source if is_fresh or is_given else None
         results.append(PromisedResult(name, node, spec, shared, is_fresh, i in visible, is_handed_out, is_kept))
     return results
 
@@ -186,7 +188,7 @@ class Contract:
                 if what == "device" and is_scalar and (expected.is_kept or _is_of_attention(expected.node)):
                     continue  # a seed of attention on a GPU: the kernels leave the seed on the CPU and read it there
                 self._fail(expected, f"{what} {expected_value}", actual)
-            if expected.is_visible and not self.is_own and _has_other_strides(spec, value):
+            if expected.is_visible and not (expected.is_kept or self.is_own) and _laying_out(spec, value) is not None:
                 self._fail(expected, f"strides {spec.stride}", value.stride())
         elif _is_number(expected.node) and not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
             self._fail(expected, "a number", _shown(value))
@@ -227,11 +229,13 @@ class Contract:
         for i, expected in enumerate(self.results):
             if not isinstance(expected.spec, TensorSpec):
                 continue
-            if expected.is_visible and _has_other_strides(expected.spec, out[i]):
-                repairs[i] = expected.spec.stride
+            matters = expected.is_visible or (expected.is_kept and not self.is_own)
+            if matters and (repair := _laying_out(expected.spec, out[i])) is not None:
+                repairs[i] = repair
             elif i in alias:
                 now = TensorSpec.of(out[i])
-                repairs[i] = now.stride if expected.spec.is_static and not now.overlaps_itself else None
+                keeps_strides = expected.spec.is_static and not now.overlaps_itself
+                repairs[i] = functools.partial(laid_out, stride=now.stride) if keeps_strides else torch.clone
         return repairs
 
     def _aliases(self, out: list[Any], inputs: list[_Input]) -> Iterator[tuple[int, str]]:
@@ -331,10 +335,25 @@ def is_other(expected: object, actual: object) -> bool:
     return type(expected) is int and expected != actual
 
 
-def _has_other_strides(spec: TensorSpec, value: torch.Tensor) -> bool:
-    if not spec.is_static or not spec.is_dense or value.numel() == 0:
-        return False
-    return any(n > 1 and a != b for n, a, b in zip(spec.shape, spec.stride, value.stride(), strict=True))
+def _laying_out(spec: TensorSpec, value: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What copies each call's result into the strides of `spec`; None if this call's value has these strides."""
+    sizes, steps = [*map(concrete, spec.shape)], [*map(concrete, spec.stride)]
+    varies = not spec.is_static  # unknown numbers are None
+    # In a dimension of one element any stride is right, so the order of the dimensions at capture may be wrong later.
+    if (
+        not value.numel()
+        or (varies and (1 in sizes or None in (*sizes, *steps)))
+        or not spec.fresh(sizes, steps).is_dense
+    ):
+        return None
+    order = memory_order(spec) if varies else ()
+
+    def strides_of(tensor: torch.Tensor) -> Sequence[Size]:
+        return strides_in_order(tensor.shape, order) if varies else spec.stride
+
+    if all(n == 1 or a == b for n, a, b in zip(value.shape, strides_of(value), value.stride(), strict=True)):
+        return None
+    return lambda tensor: laid_out(tensor, strides_of(tensor))
 
 
 def _is_of_attention(node: Any) -> bool:
@@ -420,22 +439,14 @@ def _shown(value: object) -> str:
 
 
 def _copying(run: Run, repairs: Repairs) -> Run:
-    def run_and_copy(values: list[object]) -> list[object]:
-        out = run(values)
-        _copy(out, repairs)
-        return out
-
-    return run_and_copy
+    return lambda values: _copy(run(values), repairs)
 
 
-def _copy(out: list[Any], repairs: Repairs) -> None:
+def _copy(out: list[Any], repairs: Repairs) -> list[Any]:
     with torch.no_grad():
-        for i, strides in repairs.items():
-            value = out[i].detach()
-            if strides is not None:
-                out[i] = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
-            else:
-                out[i] = value.clone()
+        for i, repair in repairs.items():
+            out[i] = repair(out[i].detach())
+    return out
 
 
 # ------------------------------------------------------------------------------------------------------------ failures

@@ -113,7 +113,8 @@ def _called(
     writes, updated = tuple(getattr(result, "writes_into", ())), getattr(result, "updated", ())
     if own and getattr(result, "returns_list", False):
         return CompiledGraph(as_boxed(result), strides, writes)  # eager's kernels, singly
-    promises = promised(module, _result_names(module, joint, role.phase), **_given_out(joint, role))
+    names = _result_names(module, joint, role.phase)
+    promises = promised(module, names, strides=strides or (), **_given_out(joint, role))
     for _, output in updated:
         promises[output] = promises[output].in_an_input()
     contract = Contract(
@@ -212,8 +213,7 @@ def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
 
 
 def _context(joint: JointGraph, role: GraphRole) -> Any:
-    labels, _, _ = get_aot_compilation_context()
-    return compiler_context(joint.fake_mode, labels, forward_facts(joint, role))
+    return compiler_context(joint.fake_mode, _now.graphs, forward_facts(joint, role))
 
 
 def _strides(strides: object) -> list[tuple[Size, ...] | None] | None:
@@ -224,9 +224,9 @@ def _strides(strides: object) -> list[tuple[Size, ...] | None] | None:
 
 
 def _is_stride(stride: object) -> bool:
-    if isinstance(stride, (list, tuple)):
-        return all(isinstance(number, (int, torch.SymInt)) for number in stride)
-    return stride is None
+    return (
+        all(isinstance(n, (int, torch.SymInt)) for n in stride) if isinstance(stride, (list, tuple)) else stride is None
+    )
 
 
 def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> fx.GraphModule:
@@ -247,12 +247,8 @@ def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> f
     output.args = (tuple(results),)
     # Results that must have the graph's strides: Inductor looks for the mark there.
     output.meta["user_visible_output_idxs"] = [i for i in role.visible_outputs if isinstance(results[i], fx.Node)]
-    output.meta["output_stack_traces"] = [_stack_trace(result) for result in results]
+    output.meta["output_stack_traces"] = [getattr(result, "meta", {}).get("stack_trace") for result in results]
     return make_graph_module(module, graph)
-
-
-def _stack_trace(result: object) -> str | None:
-    return result.meta.get("stack_trace") if isinstance(result, fx.Node) else None
 
 
 def _metadata(node: fx.Node, op: str, *, requires_grad: bool, is_backward: bool) -> dict[str, Any]:
@@ -269,16 +265,10 @@ def _metadata(node: fx.Node, op: str, *, requires_grad: bool, is_backward: bool)
     if op == "placeholder":
         meta.setdefault("partitioner_tag", "is_backward" if node.name.startswith("tangents_") else "is_forward")
     elif op == "call_function" and "original_aten" not in meta:
-        operators = [n.target for n in _made_of(node) if is_operator(n.target)]
+        made_of = (node, *node.args[:1])  # a node, and the operator that it takes a result of
+        operators = [n.target for n in made_of if isinstance(n, fx.Node) and is_operator(n.target)]
         meta |= {"original_aten": operators[0]} if operators else {}
     return meta
-
-
-def _made_of(node: fx.Node) -> Iterator[fx.Node]:
-    """A node, and the operator that it takes a result of."""
-    yield node
-    if node.args and isinstance(node.args[0], fx.Node):
-        yield node.args[0]
 
 
 # -------------------------------------------------------------------- names
