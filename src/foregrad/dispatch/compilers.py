@@ -223,10 +223,9 @@ def _strides(strides: object) -> list[tuple[Size, ...] | None] | None:
     return [None if stride is None else tuple(stride) for stride in strides]
 
 
-def _is_stride(stride: object) -> bool:
-    return (
-        all(isinstance(n, (int, torch.SymInt)) for n in stride) if isinstance(stride, (list, tuple)) else stride is None
-    )
+def _is_stride(stride: Any) -> bool:
+    is_list = isinstance(stride, (list, tuple))
+    return stride is None or (is_list and all(isinstance(number, (int, torch.SymInt)) for number in stride))
 
 
 def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> fx.GraphModule:
