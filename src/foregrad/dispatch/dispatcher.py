@@ -16,7 +16,7 @@ from .._torch import engine
 from ..annexes import given
 from ..config import Config
 from ..config import config as settings
-from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
+from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError, UnsupportedSideEffectError
 from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
 from ..frontend.call import LeadingPlace, StatefulFunction, flatten_call, forward_of, may_have_a_form, renewed
 from ..frontend.openings import GradientKindError, OtherFormError
@@ -449,18 +449,24 @@ class Dispatcher:
         self.graphs.add(specialization, place)
         return specialization
 
-    def _specialized(self, args: tuple[object, ...], kwargs: Mapping[str, object], tries: int = 3) -> Specialization:
+    def _specialized(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], tries: int = 3, *, grown: bool = True
+    ) -> Specialization:
         call, known = flatten_call(self.function, args, kwargs, objects=True), self._outer.unread
         if unread := [value for value, path in call.containers if known.get((path, type(value))) is False]:
             call = flatten_call(self.function, args, kwargs, objects=True, unread=unread)
-        self._outer.only_written.update(*map(of_python().only_written_by, self.specializations))
-        fills, written = self.fallbacks.may_fill, frozenset(self._outer.only_written)
+        more_written = map(of_python().only_written_by, self.specializations) if grown else ()
+        fills, written = self.fallbacks.may_fill, frozenset(self._outer.only_written.union(*more_written))
         call = dataclasses.replace(call, fills_caches=fills, only_written=written, unread=known)
         try:
             return self.specializer.specialize(call, self.graphs.decisions)
         except AdditionsFound as more:
             known.update(more.found)
             return self._specialized(args, kwargs, tries)
+        except UnsupportedSideEffectError:  # backwards may write to a container that has grown
+            if written == self._outer.only_written:
+                raise
+            return self._specialized(args, kwargs, tries, grown=False)
         except GradientKindError:  # the class is noted now
             if not tries:
                 raise

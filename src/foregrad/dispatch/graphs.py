@@ -144,10 +144,10 @@ class Graphs:
         return count
 
     def serve_few(self, limit: int) -> bool:
-        """Whether there are half as many paths as the `limit`, and most of their graphs have served a single call."""
+        """Whether there are half as many paths as the `limit`, 8 or more, and most graphs served a single call."""
         deciding = [s for s in self.specializations if s.decides]
         is_few = 2 * sum(map(self.has_served_again, deciding)) < len(deciding)
-        return is_few and self._vain_limit < math.inf and 2 * len(_ways(deciding)) >= limit
+        return is_few and self._vain_limit < math.inf and 2 * len(_ways(deciding)) >= max(limit, 16)
 
     @property
     def decisions(self) -> list[DecisionInfo]:

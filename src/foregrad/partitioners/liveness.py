@@ -187,7 +187,7 @@ def _bytes_of_sparse(node: fx.Node) -> int:
     if not is_bag and node.target is not _SPARSE:
         return 0
     gradient, indices = (_layout(value_of(operand)) for operand in node.all_input_nodes[:2])
-    size = gradient.dtype.itemsize * (math.prod(indices.shape) * gradient.shape[1] if is_bag else gradient.numel())
+    size = gradient.dtype.itemsize * math.prod((*indices.shape, gradient.shape[1]) if is_bag else gradient.shape)
     return 0 if size == nbytes(gradient) and not is_bag else int(size)
 
 

@@ -195,7 +195,8 @@ def skip_foregrad() -> None:
     if rules is not None and PACKAGE not in rules.SKIP_DIRS:
         rules.SKIP_DIRS += [PACKAGE, GENERATED]
         rules._recompile_re()
-        rules.get_mod_inlinelist().add(f"{PACKAGE}/regions/marks.py")  # calls functions of the user's
+    if rules is not None:  # a mark calls functions of the user's; PyTorch makes the list anew now and then
+        rules.get_mod_inlinelist().add(f"{PACKAGE}/regions/marks.py")
 
 
 def known_backends() -> list[str]:
