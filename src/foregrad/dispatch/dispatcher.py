@@ -462,7 +462,7 @@ class Dispatcher:
             return self.specializer.specialize(call, self.graphs.decisions)
         except AdditionsFound as more:
             known.update(more.found)
-            return self._specialized(args, kwargs, tries)
+            return self._specialized(args, kwargs, tries, grown=grown)
         except UnsupportedSideEffectError:  # backwards may write to a container that has grown
             if written == self._outer.only_written:
                 raise
@@ -470,7 +470,7 @@ class Dispatcher:
         except GradientKindError:  # the class is noted now
             if not tries:
                 raise
-        return self._specialized(args, kwargs, tries - 1)
+        return self._specialized(args, kwargs, tries - 1, grown=grown)
 
     def _takes_form(self, error: OtherFormError, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
         """Make the form that an error names, if it takes this call. Whether it does."""

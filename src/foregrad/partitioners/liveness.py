@@ -80,10 +80,13 @@ def measured_kernel(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int
 
 def _converts(target: Any, args: Any) -> bool:
     """Whether a pointwise operator has operands of several dtypes: the CPU then converts copies."""
-    if torch.Tag.pointwise not in getattr(target, "tags", ()):
-        return False
-    values = (value_of(one) if isinstance(one, fx.Node) else one for one in args)
-    return len({value.dtype for value in values if isinstance(value, (TensorSpec, torch.Tensor))}) > 1
+    dtypes = (value.dtype for value in map(_value, args) if isinstance(value, (TensorSpec, torch.Tensor)))
+    return torch.Tag.pointwise in getattr(target, "tags", ()) and len(set(dtypes)) > 1
+
+
+def _value(operand: Any) -> Any:
+    """The value of a node; an operand that is no node is its own value."""
+    return value_of(operand) if isinstance(operand, fx.Node) else operand
 
 
 def bytes_of_results(node: fx.Node) -> list[int]:
@@ -108,11 +111,9 @@ def _measured(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]
         measurement = _measurements.get(key)
     if measurement is None:
         specs: dict[object, Any] = {}
-
-        def plain(operand: Any) -> Any:
-            return specs.setdefault(operand, _layout(value_of(operand) if isinstance(operand, fx.Node) else operand))
-
-        args, kwargs = mapped((args, kwargs), (fx.Node, torch.Tensor), plain)
+        args, kwargs = mapped(
+            (args, kwargs), (fx.Node, torch.Tensor), lambda one: specs.setdefault(one, _layout(_value(one)))
+        )
         is_small = sum(map(nbytes, specs.values())) <= _MOST_MEASURED
         if is_small and all(isinstance(spec, TensorSpec) and spec.device == _CPU for spec in specs.values()):
             measurement = _measure(target, args, kwargs)
@@ -126,7 +127,7 @@ def _measured(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]
 def _key(value: object) -> Any:
     """An argument as a key: of a tensor its layout, of all else its text."""
     if isinstance(value, (fx.Node, torch.Tensor)):
-        layout = value_of(value) if isinstance(value, fx.Node) else value
+        layout = _value(value)
         token = layout.token if isinstance(layout, TensorSpec) else None
         if token is None:
             layout = _layout(layout)
