@@ -41,6 +41,7 @@ PAGES = (
     "guards.md",
     "explain.md",
     "extending.md",
+    "cache.md",
     "memory.md",
     "planning.md",
     "regions.md",
