@@ -82,6 +82,7 @@ def by_torch_compile(net, args, seen):
 )
 def seen(request):
     found = Seen()
+    found.is_of_dynamo = request.param is by_torch_compile
     torch.manual_seed(0)
     args = (torch.randn(3, 4, requires_grad=True), torch.randn(3, 5, requires_grad=True))
     out, total = request.param(Net(), args, found)
@@ -99,9 +100,13 @@ def outputs(gm):
     return nodes(gm, "output")[0].args[0]
 
 
-def operators_are_aten(seen):
+def nodes_are_of_four_kinds(seen):
     for gm in seen.graphs:
         assert {node.op for node in gm.graph.nodes} <= {"placeholder", "get_attr", "call_function", "output"}
+
+
+def operators_are_aten(seen):
+    for gm in seen.graphs:
         for node in nodes(gm, "call_function"):
             assert node.target is operator.getitem or isinstance(node.target, torch._ops.OpOverload)
 
@@ -128,6 +133,14 @@ def has_tensor_meta(seen):
 
 def has_stack_traces(seen):
     assert any("gelu" in node.meta.get("stack_trace", "") for node in nodes(seen.forward, "call_function"))
+
+
+def has_further_metadata(seen):
+    for gm, half in zip(seen.graphs, ("", "fwd_"), strict=True):
+        calls = nodes(gm, "call_function")
+        assert all(key in node.meta for node in calls for key in ("original_aten", "seq_nr", "partitioner_tag"))
+        assert any(f"{half}nn_module_stack" in node.meta for node in calls)
+        assert any(f"{half}source_fn_stack" in node.meta for node in calls) == seen.is_of_dynamo
 
 
 def says_which_half(seen):
@@ -182,11 +195,13 @@ def backward_is_compiled_late(seen):
 
 # By the first column of the table.
 ROWS = {
+    "nodes": nodes_are_of_four_kinds,
     "operators": operators_are_aten,
     "writes": is_functional,
     '`meta["val"]`': has_values,
     '`meta["tensor_meta"]`': has_tensor_meta,
     '`meta["stack_trace"]`': has_stack_traces,
+    "further `meta`": has_further_metadata,
     "`role_of(gm)`": says_which_half,
     "example inputs": inputs_are_the_values,
     "names of inputs": names_of_inputs,
