@@ -184,7 +184,7 @@ def _refuse(ctx: object, *tangents: object) -> object:
     raise UnsupportedError(
         "a compiled function was differentiated twice (create_graph=True), or its backward is compiled again for a "
         "part or for gradients with different metadata, but its trace was not kept: foregrad.config.higher_order is "
-        "False, or aot_compile_joint_with_descriptors made the function."
+        "False, or the graph was edited before it was compiled."
     )
 
 
