@@ -231,7 +231,7 @@ def aot_module_simplified(
     """Compile `mod` at once for example arguments (real or fake), without guards: for front ends with their own guards.
 
     `mod` takes tensors and numbers without nesting and must return a tuple or list of tensors. Parameters and
-    buffers are read from the module on each call. Another `storage_offset()` of a tensor makes a new
+    buffers are read from the module on each call. A tensor with a different `storage_offset()` makes a new
     graph, if the graph depends on the offset. Where inputs share memory and one is written, calls are guarded, and the
     first call compiles.
 
@@ -436,7 +436,7 @@ class FakifiedFlatArgs(list[Any]):
 
 
 def construct_fake_mode(flat_args: Sequence[object], aot_config: Any) -> tuple[FakeTensorMode, object]:
-    """(fake mode, its `ShapeEnv` or None): that of the fakes given or of the trace going on, else a new one.
+    """A fake mode and its `ShapeEnv` or None: of the given fakes, else of the running trace, else a new mode.
 
     Examples:
         >>> import torch, foregrad
@@ -460,9 +460,9 @@ def process_inputs(
 ) -> FakifiedFlatArgs:
     """A fake of `fake_mode` for each tensor and, with a `shape_env`, a symbolic integer for each Python integer.
 
-    Fakes stay as they are, and so does everything else. A tensor that the current trace has made fake already keeps its
-    symbolic sizes. With `ignore_shape_env`, every size is a plain number. Raises `UnsupportedTensorError` for a
-    fake of another mode, and `UnsupportedError` for an opaque object (a TorchScript object, say), by its class.
+    Fakes and other values stay unchanged. A tensor that the current trace has made fake already keeps its symbolic
+    sizes. With `ignore_shape_env`, every size is a plain number. Raises `UnsupportedTensorError` for a fake of a
+    different mode, and `UnsupportedError` for an opaque object (a TorchScript object, say); it names the class.
 
     Examples:
         >>> import torch, foregrad

@@ -130,11 +130,11 @@ def aot_export_joint_simple(
     num_params_buffers: int = 0,
     decompositions: Decompositions = None,
 ) -> fx.GraphModule:
-    """The graph of a function of tensors that writes to nothing: to be called as `(primals, tangents)`.
+    """The graph of a function of tensors that writes to none of its arguments.
 
     With `trace_joint` the result takes a list of arguments and a list of tangents, and returns results, then a gradient
-    for each argument that requires grad; else it is called as the function is. Raises `RuntimeError` for functions that
-    write to their arguments, or return them or their views.
+    for each argument that requires grad. Without it, the result takes the function's arguments. Raises `RuntimeError`
+    for functions that write to arguments, or return arguments or views of arguments.
 
     Examples:
         >>> import torch, foregrad

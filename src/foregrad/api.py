@@ -159,8 +159,8 @@ def compile(
         fn_or_module: the function or module. Without it, `compile(...)` is a decorator.
         backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
             `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
-            on a CPU it begins with eager's kernels while a second process compiles. Only with "eager" are results
-            eager's bit for bit at all times.
+            on a CPU it begins with eager's kernels while a second process compiles. "eager" gives eager's results bit
+            for bit, except in the cases that docs/backends.md names.
         partition: "default" (save the values that the backward reads), "min_cut" (save the fewest bytes), "fused"
             (min-cut that prefers values written by kernels anyway), a `Policy` (`foregrad.dots_saveable`, ...) that
             decides on each value, or a function with the signature of `default_partition`; None for the backend's
@@ -178,8 +178,8 @@ def compile(
             with the reason, and counts eager calls in `explain_recompiles`; "raise" raises an
             `Unsupported...Error`, or `BackendError` if the backend fails. None stands for
             `foregrad.config.on_unsupported`, "eager" unless it was set.
-        regions: whether repeated parts of the graphs (a model's layers) are compiled once each and called at each
-            place, to save time. True: all repeated parts. "auto": parts with seven copies or more and without
+        regions: whether repeated parts of the graphs (a model's layers) are compiled once and called at each place.
+            True: parts of 16 operators or more that come twice. "auto": parts that come seven times, without
             convolutions, with Inductor and without a memory budget. False: only parts marked by `foregrad.region`.
 
     Returns:

@@ -17,8 +17,6 @@ from .frontend.tree import flatten
 from .graph.source import a_name
 
 Pack = Callable[[Sequence[torch.Tensor]], Any]
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
 Aux = TypeVar("Aux")
@@ -68,8 +66,8 @@ def value_and_grad(
     """A function that returns the value of `fn` and its gradient, `value, gradient`, computed by a single graph.
 
     Args:
-        fn: returns a real number as a tensor (one element, any shape); with `has_aux` a pair: the number, anything.
-            A module is called as it is.
+        fn: a function or module that returns a real number as a tensor (one element, any shape). With `has_aux` it
+            returns a pair: the number, and any value.
         argnums: the positional argument to differentiate by, or several. An argument may be a container of tensors.
             None: by the parameters of the module `fn` that require grad.
         has_aux: the result is `((value, aux), gradient)`.
@@ -81,7 +79,8 @@ def value_and_grad(
         A function. The gradient has the structure of the argument: a tuple for several arguments, a dict by name for
         parameters. The gradient of an input that the value does not depend on is zero.
 
-    Raises `TypeError` for an argument that has no gradient, `ValueError` for a value of more than one element.
+    Raises `TypeError` for an argument that has no gradient or that a call lacks, `ValueError` for a value that is not
+    one real number.
 
     Examples:
         >>> import torch, foregrad
@@ -96,9 +95,7 @@ def value_and_grad(
             args, leaves, packed = variables.of(args, keep)
             value, aux = _split(fn(*args, **kwargs), has_aux)
             _check_value(value)
-            gradients = torch.autograd.grad(
-                value, leaves, torch.ones_like(value), create_graph=keep, materialize_grads=True
-            )
+            gradients = _gradients([value], leaves, [torch.ones_like(value)], keep)
         if not keep:
             value, aux = value.detach(), _detached(aux)
         return ((value, aux) if has_aux else value), packed(gradients)
@@ -141,19 +138,10 @@ def hessian_vector_product(
             args, leaves, packed = variables.of(args[:-1], keep)
             value = fn(*args, **kwargs)
             _check_value(value)
-            gradients = torch.autograd.grad(
-                value, leaves, torch.ones_like(value), create_graph=True, materialize_grads=True
-            )
+            gradients = _gradients([value], leaves, [torch.ones_like(value)], True)
             if len(vector) != len(gradients):
                 raise TypeError(f"the vector has {len(vector)} tensors, the gradient {len(gradients)}")
-            pairs = [(g, v) for g, v in zip(gradients, vector, strict=True) if g.requires_grad]
-            if pairs:
-                products = torch.autograd.grad(
-                    [g for g, _ in pairs], leaves, [v for _, v in pairs], create_graph=keep, materialize_grads=True
-                )
-            else:
-                products = tuple(torch.zeros_like(leaf) for leaf in leaves)
-        return packed(products)
+            return packed(_gradients(gradients, leaves, vector, keep))
 
     return _compiled(product, f"hessian_vector_product of {variables.name}", create_graph, settings)
 
@@ -232,6 +220,17 @@ def _split(result: object, has_aux: bool) -> tuple[Any, Any]:
 def _detached(value: object) -> Any:
     leaves, tree = flatten(value)
     return tree.unflatten([leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
+
+
+def _gradients(
+    values: Sequence[torch.Tensor], leaves: list[torch.Tensor], cotangents: Sequence[torch.Tensor], keep: bool
+) -> Sequence[torch.Tensor]:
+    """The sum of the gradients of `values`; zeros if no value depends on a leaf."""
+    pairs = [(value, cotangent) for value, cotangent in zip(values, cotangents, strict=True) if value.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    needed, given = zip(*pairs, strict=True)
+    return torch.autograd.grad(needed, leaves, given, create_graph=keep, materialize_grads=True)
 
 
 def _check_value(value: object) -> None:

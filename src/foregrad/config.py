@@ -32,27 +32,27 @@ class Config:
 
     path_limit: int = 16
     """How many graphs one compiled function may hold for the outcomes of its branches on values. Past it, calls with
-    further outcomes run eagerly. A derivative may hold as many for its own branches, and for other kinds of incoming
-    gradients; past it, it raises."""
+    further outcomes run eagerly. A derivative may hold as many for its own branches and for kinds of incoming gradients;
+    past it, the backward raises."""
 
     single_use_limit: int = 8
-    """How many graphs in a row may serve one call each, since a value differs in each call, or none, since a branch
-    does. Past it, such calls run eagerly. So do calls that fill a cache so many times in a row."""
+    """How many graphs in a row may serve a single call, because a value differs in each call, or no call, because a
+    branch differs. Past it, such calls run eagerly, as do calls that fill a cache this many times in a row."""
 
     error_on_recompile_limit: bool = False
     """Raise at the limits above, instead of running eagerly."""
 
     vain_limit: int = 32
-    """How many more graphs may run in vain, for a branch that goes the other way, than serve calls. Past it, no graph
-    that branches on values is tried."""
+    """A graph runs in vain if a branch on values then goes the other way. If vain runs outnumber the calls served by
+    more than this limit, the function tries no graph that branches on values."""
 
     refusal_limit: int = 8
-    """How many kinds of calls (by the arguments' types, dtypes, dimensions, flags) that can't be compiled one compiled
-    function tells apart. Past it, every call that fits no graph runs eagerly."""
+    """How many kinds of calls that can't be compiled a compiled function distinguishes, by the arguments' types,
+    dtypes, dimensions and flags. Past it, every call that fits no graph runs eagerly."""
 
     higher_order: bool = True
-    """Keep the means to differentiate a compiled function again (create_graph=True): the fake tensors of its capture,
-    and the histories of inputs that are not leaves."""
+    """Keep the data for second derivatives (create_graph=True): the fake tensors of a capture, and the histories of
+    inputs that are not leaves."""
 
     on_unsupported: str = "eager"
     """The treatment of calls that `compile` can't compile: "eager" runs them eagerly and warns once, "raise" raises

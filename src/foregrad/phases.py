@@ -104,7 +104,7 @@ def compile_times(*, clear: bool = False) -> CompileTimes:
     backward` and `compile inference` (the backend), and `guards`. Backwards are compiled when they are first needed.
 
     Args:
-        clear: forget them afterwards.
+        clear: reset the times after reading them.
 
     Example:
         >>> import torch, foregrad

@@ -84,6 +84,17 @@ def test_what_does_not_matter_has_a_zero_gradient():
     assert torch.equal(of_w, torch.zeros_like(w))
 
 
+def test_a_value_that_depends_on_no_variable_has_zero_gradients():
+    def second(x, y):
+        return y.sum()
+
+    x, y = torch.randn(3), torch.randn(2)
+    value, gradient = foregrad.value_and_grad(second, backend="eager")(x, y)
+    assert torch.equal(value, y.sum())
+    assert torch.equal(gradient, torch.zeros(3))
+    assert torch.equal(foregrad.hessian_vector_product(second, backend="eager")(x, y, torch.ones(3)), torch.zeros(3))
+
+
 def test_hessian_vector_products():
     x, w = inputs()
     vector = torch.randn_like(x)

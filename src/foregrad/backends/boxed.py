@@ -62,7 +62,7 @@ def make_boxed_func(f: Callable[..., object]) -> Boxed:
 
 
 def make_boxed_compiler(compiler: Callable[..., Any]) -> Callable[..., Boxed]:
-    """A compiler with a result that takes separate arguments, as a compiler with a result that takes a list.
+    """Wrap a compiler of functions `f(*args)`, so that its compiled functions take one list, and empty it.
 
     Examples:
         >>> import torch, foregrad

@@ -31,15 +31,16 @@ GROUP = "foregrad.backends"
 class Backend:
     """A compiler for each kind of graph: `(graph module, example inputs) -> callable`.
 
-    `decompositions` maps operators to functions that replace them, or is a function that returns the mapping, for
-    mappings that are slow to import; None for the graph as captured. `partition` is the policy to split by if the user
-    names none. `prepare_joint` gives a changed copy of a joint graph before it is split, for passes over forward and
-    backward at once; `prepare_halves` gives changed halves after. `with_settings` makes the backend with a compiler's
-    own settings. `cache_key` gives, as JSON, all that results depend on besides the graph: versions, settings. Without
-    it, or if it gives None, nothing is kept. `keeps_order`: whether operators run one by one in the graph's order; then
-    a budget may replay random ones. `budget_settings`: the compiler's settings under a memory budget, unless the user
-    sets others. `first`: the backend whose graphs may serve calls while this backend compiles elsewhere.
-    `why_not(devices)`: why the backend compiles nothing for these devices here; None if it compiles.
+    * `decompositions`: functions that replace operators during capture, by operator; or a function that returns this
+      table, if the table is slow to import. None: the graph as captured.
+    * `partition`: the name of the partition, unless the user names one.
+    * `prepare_joint`: returns a changed copy of a joint graph before the split; `prepare_halves`: of both halves after.
+    * `with_settings`: returns the backend with other settings of its compiler; `budget_settings`: the settings under a
+      memory budget, unless the user sets others.
+    * `cache_key`: returns, as JSON, the versions and settings behind results. None, or no key: nothing is cached.
+    * `keeps_order`: operators run one by one in the graph's order, so a budget may run random operators again.
+    * `first`: the backend whose graphs serve calls while this backend compiles elsewhere.
+    * `why_not`: of devices, the reason why the backend can't compile for them here; None if it can.
     """
 
     name: str
@@ -95,9 +96,9 @@ def register_backend(
     keeps_order: bool = False,
     replace: bool = False,
 ) -> Backend:
-    """Register a backend under `name`. Compilers left out default to `fw_compiler`.
+    """Register a backend under `name`. Compilers left out default to `fw_compiler`; for the rest see `Backend`.
 
-    Raises `BackendError` if the name is taken, unless `replace`.
+    Raises `BackendError` if the name is taken, unless `replace`, and for a compiler that can't be called.
 
     Examples:
         >>> import torch, foregrad

@@ -39,7 +39,7 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: in
     The first graph then already serves every size of 2 or more, instead of the second. Sizes 0 and 1 always get graphs
     of their own. A program that only works for one size warns and runs eagerly; it raises `UnsupportedError` with
     `on_unsupported="raise"`, and by `capture`, `export` and `aot_function`. Raises `IndexError` for a dimension that
-    the tensor does not have, `ValueError` when its size is out of the range given.
+    the tensor does not have, `ValueError` if its size is out of the range, `TypeError` for no tensor.
 
     Examples:
         >>> import torch, foregrad

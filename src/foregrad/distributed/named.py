@@ -12,10 +12,10 @@ T = TypeVar("T", bound=torch.Tensor)
 
 
 def checkpoint_name(x: T, name: str) -> T:
-    """`x` itself; in a function that foregrad compiles, policies know its value by `name` from here on.
+    """Return the tensor `x`, and name its value for the policies of functions that foregrad compiles.
 
-    Graphs show the name beside the operator that made the value (for a view: the memory that it looks at). It is no
-    operator: nothing runs for it.
+    Graphs show the name beside the operator that made the value (for a view: that made the viewed memory). The name
+    costs nothing: no operator runs. Raises `TypeError` if `x` is no tensor.
 
     Examples:
         >>> import torch, foregrad

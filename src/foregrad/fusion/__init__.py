@@ -77,7 +77,7 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Any:
 
 
 def mem_efficient_fusion_kwargs(use_decomps: bool) -> dict[str, Any]:
-    """The arguments for `aot_function` or `aot_autograd` that make it `memory_efficient_fusion`.
+    """The arguments with which `aot_function` and `aot_autograd` do as `memory_efficient_fusion`.
 
     Examples:
         >>> import foregrad
@@ -97,7 +97,7 @@ def mem_efficient_fusion_kwargs(use_decomps: bool) -> dict[str, Any]:
 def memory_efficient_fusion(fn: Callable[..., Any] | nn.Module, **kwargs: Any) -> Any:
     """Compile a function or module: TorchScript for both halves, split so that the fewest bytes are saved.
 
-    `kwargs` are for `aot_function` (`aot_module` for a module) and override the ones chosen here.
+    `kwargs` are for `aot_function` (`aot_module` for a module) and override `mem_efficient_fusion_kwargs`.
 
     Examples:
         >>> import torch, warnings, foregrad

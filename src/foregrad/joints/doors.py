@@ -59,16 +59,16 @@ def aot_export_joint_with_descriptors(
     _record_nn_module_stack: bool = False,
     _disable_torch_fn_metadata_mode: bool = False,
 ) -> JointWithDescriptors:
-    """Capture the forward and backward of a module as one graph to be edited, with what each input and output is.
+    """Capture the forward and backward of a module as one graph to be edited.
 
-    Parameters, buffers and arguments are inputs, used or not, then tangents; the graph gives new values of what the
-    module writes to, its results, then a gradient or None for each input of the forward. `meta["desc"]` of each
-    placeholder and of the output node says which is which: see `foregrad.descriptors`. Parameters and arguments may be
-    fake tensors, or parameters on the meta device. Without gradients, or where nothing requires any, the graph is that
-    of the forward.
+    The inputs are parameters, buffers and arguments, used or not, then tangents. The outputs are new values of tensors
+    that the module writes to, its results, then a gradient or None for each input of the forward. `meta["desc"]` of
+    each placeholder and of the output node says the meaning, see `foregrad.descriptors`. Parameters and arguments may be
+    fake tensors, parameters also on the meta device. If no gradient is needed, the graph has the forward alone.
 
     Args:
-        stack: holds the graph's fake mode from now on: leave it when the graph is compiled.
+        stack: the graph's fake mode is active until you leave the stack. Leave it before you call the compiled
+            function.
         args, kwargs: example arguments, nested as the module takes them.
         decompositions: `{operator: function}`, used while capturing.
         keep_inference_input_mutations: a graph without gradients writes to its inputs by `copy_`.
@@ -76,8 +76,8 @@ def aot_export_joint_with_descriptors(
         disable_functionalization: refused (`UnsupportedError`): graphs are functional.
 
     Raises:
-        UnsupportedError: the module does what one graph can't say, by name: branches on values of tensors, writes to
-            Python objects, writes to a tensor that shares memory with another input.
+        UnsupportedError: one graph can't express the module: it branches on values of tensors, writes to Python
+            objects, or writes to a tensor that shares memory with a second input.
 
     Examples:
         >>> import contextlib, torch, foregrad
@@ -117,18 +117,18 @@ def aot_compile_joint_with_descriptors(
 ) -> Callable[..., Any]:
     """Split and compile a joint graph, as it was captured or edited, both halves at once.
 
-    The result is called as `fn(*params, *buffers, *args, **kwargs)`, or with one list of all of these, flat; parameters
-    and buffers in the order of `jd.params_spec` and `jd.buffers_spec`. It checks nothing of a call: shapes are those of
-    the graph. Code under `torch.compile` may call it.
+    Call the result as `fn(*params, *buffers, *args, **kwargs)`, or with one flat list of these values, parameters and
+    buffers in the order of `jd.params_spec` and `jd.buffers_spec`. The result checks nothing: a call must have the
+    shapes and dtypes of the graph. It has no second derivatives. Code under `torch.compile` may call it.
 
     Args:
         partition_fn: splits the graph, as in `aot_function`.
-        fw_compiler, bw_compiler: take (graph, example inputs), and give a callable; `bw_compiler` None: the same.
-        serializable: the result has `artifact`, a `foregrad.Artifact` of the graphs, to be saved. The module that
-            `foregrad.load` gives of it is called as the result is.
+        fw_compiler, bw_compiler: take (graph, example inputs), and return a callable. None: `fw_compiler` for both.
+        serializable: the result has an attribute `artifact`, a `foregrad.Artifact` of the graphs that can be saved. The
+            loaded module takes the arguments of the result.
 
     Raises:
-        ValueError: the edited graph has another number of inputs or outputs.
+        ValueError: the edited graph has a different number of inputs or outputs.
 
     Examples:
         >>> import contextlib, torch, foregrad

@@ -43,7 +43,7 @@ _MEANING: dict[object, str | None] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A value that a policy is asked about. `names`: its names from `checkpoint_name`.
+    """A value of the forward about which a policy decides. `names`: its names from `checkpoint_name`.
 
     Examples:
         >>> import torch, foregrad

@@ -37,35 +37,35 @@ def plan(
     sizes: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Plan:
-    """Foresee the memory and the time of a training step: nothing runs, and nothing needs to be there.
+    """Foresee the memory and the time of a training step. Nothing runs, and the device need not exist.
 
-    The model and its arguments may be on `meta`, fakes, or real; they are captured as they are. With an accelerator
-    as the device, attention and dropout take its operators. The step is forward, backward and the optimizer's step;
-    the loss is the result, its `loss`, or the only number with a gradient in it. A result that is no single number is
-    planned as it is, its gradient being ones: what the loss itself would need is left out.
+    The model and its arguments may be real, fake, or on `meta`. If the device is an accelerator, attention and dropout
+    use the accelerator's operators. The step is forward, backward and the optimizer's step. The loss is the result, its
+    `loss`, or the only number with a gradient in it. If the result is no single number, its gradient is ones, and the
+    plan has no loss.
 
     Args:
-        fn_or_module: what is trained.
-        *args: what it is called with.
+        fn_or_module: the model or the function to train.
+        *args: its positional arguments.
         optimizer: a class (`torch.optim.AdamW`), its name, a function of a list of parameters, or an optimizer over the
-            model's. Its state is found by its own first step, on fake tensors. None: no optimizer.
+            model's parameters. The plan takes one step of it on fake tensors to find its state. None: no optimizer.
         device: a name in `foregrad.planning.DEVICES`, "cpu", a `Device`, or a dict of its fields. None: "cpu" where
             real or fake tensors are on the CPU; "h100" where they are on `meta`.
         budget: the bytes that a rank may have alive: an integer, text with a unit ("80 GiB"), or a share of the
             device's memory from 0.0 to 1.0. None: the device's memory.
         mesh: ranks that train together: `{"fsdp": 8}`, `{"dp": 4, "fsdp": 8}`, a `Ranks`, a number of FSDP ranks, or a
             `DeviceMesh`. Memory, time and arguments are a rank's.
-        shares: of the published peaks that are assumed: `{"flops": 0.7, "bandwidth": 0.8, "link": 0.75}`.
-        policies: more choices by name: each a partition or policy as `foregrad.partition` takes.
-        sizes: values that the model asks of tensors without values, by the line that asks: a number, or how many
-            elements a mask chooses: `{"model.py:41": 128}`. If a value is missing, the error has the entry to add.
-        **kwargs: what it is called with, but for the names above.
+        shares: the assumed fractions of the published peaks: `{"flops": 0.7, "bandwidth": 0.8, "link": 0.75}`.
+        policies: more choices by name, each a partition or policy as for `foregrad.partition`.
+        sizes: numbers that the model reads from tensors without values, by line, or how many elements a mask chooses
+            there: `{"model.py:41": 128}`. If a number is missing, the error has the entry to add.
+        **kwargs: its keyword arguments, but for the names above.
 
     Raises:
         PlanError: an unknown device, a mesh that is not planned, several results with gradients and none called
         `loss`, no parameter that requires gradients, an optimizer that needs values. BudgetError: no choice keeps to
-        the budget that was asked for; the message has the least and what holds it. UnsupportedDataDependentError: the
-        model needs a value that is not there.
+        the budget; the message has the least budget and the values alive at the peak. UnsupportedDataDependentError:
+        the model needs a number that `sizes` lacks.
 
     Examples:
         >>> import torch, foregrad

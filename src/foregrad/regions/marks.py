@@ -20,8 +20,7 @@ def region(fn: F) -> F:
     Two or more equal calls in a compiled function are compiled once, forward and backward. The
     calls may be anywhere in the graph, and `regions` may be False. Calls are compiled apart if they differ in an
     operator, a constant, a shape, or in shared operands. Of nested marks the innermost counts.
-    Outside of a compiled function the mark has no effect, nor has it behind `torch.compile`, where Dynamo takes calls
-    apart.
+    The mark has no effect outside of a compiled function, nor behind `torch.compile`, where Dynamo inlines calls.
 
     Backends that take regions heed the mark: Inductor, and compilers with a true attribute `takes_regions`. With
     `regions="auto"`, Inductor leaves convolutions out of regions.
@@ -74,8 +73,8 @@ def eager_region(fn: F) -> F:
 
     A compiled function calls it on real tensors, each time, as one node of its graph: it may use NumPy and other
     libraries, print, log and keep a state of its own. Its gradients come from its own autograd graph, and reach its
-    arguments and the parameters that it uses. The code around it stays compiled. Elsewhere it is called as ever, and
-    `torch.compile` leaves it alone. `torch.compiler.disable` marks regions too.
+    arguments and the parameters that it uses. The code around it stays compiled. Outside of a compiled function the mark
+    has no effect; `torch.compile` breaks its graph there. `torch.compiler.disable` marks regions too.
 
     Returns:
         The marked function; of a module, that module.
