@@ -32,8 +32,8 @@ class Config:
 
     path_limit: int = 16
     """How many graphs one compiled function may hold for the outcomes of its branches on values. Past it, calls with
-    further outcomes run eagerly. A derivative may hold as many for its own branches and for kinds of incoming gradients;
-    past it, the backward raises."""
+    further outcomes run eagerly. A derivative may hold as many for its own branches and for kinds of gradients; past
+    it, the backward raises."""
 
     single_use_limit: int = 8
     """How many graphs in a row may serve a single call, because a value differs in each call, or no call, because a

@@ -63,7 +63,7 @@ def aot_export_joint_with_descriptors(
 
     The inputs are parameters, buffers and arguments, used or not, then tangents. The outputs are new values of tensors
     that the module writes to, its results, then a gradient or None for each input of the forward. `meta["desc"]` of
-    each placeholder and of the output node says the meaning, see `foregrad.descriptors`. Parameters and arguments may be
+    each placeholder and of the output node is its meaning, see `foregrad.descriptors`. Parameters and arguments may be
     fake tensors, parameters also on the meta device. If no gradient is needed, the graph has the forward alone.
 
     Args:

@@ -73,7 +73,7 @@ def eager_region(fn: F) -> F:
 
     A compiled function calls it on real tensors, each time, as one node of its graph: it may use NumPy and other
     libraries, print, log and keep a state of its own. Its gradients come from its own autograd graph, and reach its
-    arguments and the parameters that it uses. The code around it stays compiled. Outside of a compiled function the mark
+    arguments and the parameters that it uses. The code around it stays compiled. Outside of compiled functions the mark
     has no effect; `torch.compile` breaks its graph there. `torch.compiler.disable` marks regions too.
 
     Returns:
