@@ -176,7 +176,7 @@ class RefusalView:
 
 
 class CompiledFunction(Protocol):
-    """A function as it was compiled, for tools: other calls and other functions are compiled as it was."""
+    """A compiled function, for tools: it compiles further calls and functions with the settings of its own."""
 
     name: str
     function: Callable[..., Any]  # as it was before
@@ -232,7 +232,7 @@ class CompiledCallable(Protocol[_P, _R_co]):
 
 
 def as_compiled(value: object) -> CompiledFunction | None:
-    """The workings of a function or module that foregrad compiled; None for any other value."""
+    """The `CompiledFunction` behind a function or module that foregrad compiled; None for any other value."""
     found: CompiledFunction | None = getattr(value, "foregrad", None)
     return found if hasattr(found, "graph_for") else None
 
@@ -250,7 +250,7 @@ def view(compiled: object) -> FunctionView:
 
 
 def module_behind(value: object) -> nn.Module | None:
-    """The module that a compiled one is over; None for any other value."""
+    """The original module of a compiled module; None for any other value."""
     found: nn.Module | None = getattr(type(value), MODULE_BEHIND, lambda _: None)(value)
     return found
 
@@ -309,7 +309,7 @@ _lock = make_lock()
 
 @contextlib.contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Context: `watcher` hears of the compilations of all threads."""
+    """Context: foregrad calls `watcher` for the compilations of all threads."""
     global _watchers
     with _lock:
         _watchers += (watcher,)

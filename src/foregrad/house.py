@@ -53,7 +53,7 @@ def is_house_code(code: CodeType) -> bool:
 
 
 def is_house_module(name: object) -> bool:
-    """Whether the module `name`, or of a `__module__`, is foregrad's own."""
+    """Whether the module called `name` is foregrad's own."""
     text = str(name)
     return text.partition(".")[0] == "foregrad" or text in _modules
 
@@ -80,10 +80,10 @@ def hide_own_frames(error: BaseException) -> None:
 
 
 def add_to_house(extension: ModuleType | type) -> None:
-    """Count the code of a class or of a whole module that extends foregrad as foregrad's own from now on.
+    """Count the code of an extension, a class or a whole module, as foregrad's own from now on.
 
-    A capture then takes the code's lines for nobody's, and a module's objects neither. Programs must not be in a
-    registered module: nothing would guard them. The rest of a registered class's file stays the program's.
+    A capture then ignores the code's lines and the module's objects. Programs must not be in a registered module:
+    foregrad would not guard the globals that they read. The rest of a registered class's file stays the program's.
     """
     global _files, _modules
     is_class = isinstance(extension, type)

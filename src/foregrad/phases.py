@@ -123,7 +123,7 @@ def compile_times(*, clear: bool = False) -> CompileTimes:
 
 @contextlib.contextmanager
 def phase(what: str, *, compiles: bool = True) -> Iterator[None]:
-    """Context: a part of the work of the thread's `compiling`. `compiles`: `compile_times` has it."""
+    """Context: a phase inside `compiling`, called `what`. `compiles`: `compile_times` lists the phase."""
     run: _Compilation | None = getattr(_thread, "run", None)
     if run is None:
         yield
@@ -159,7 +159,7 @@ def is_counted() -> bool:
 
 @contextlib.contextmanager
 def compiling(name: str, part: str = "", verb: str = "compiling") -> Iterator[None]:
-    """Context: something is compiled for the function `name`; messages name its `part` and the `verb`."""
+    """Context: a compilation for the function `name`. Progress lines name the `part` of the function and the `verb`."""
     outer: _Compilation | None = getattr(_thread, "run", None)
     if outer is not None and outer.name == name:
         yield

@@ -26,7 +26,7 @@ _NO_GRADIENT = "set it to None at the end (`zero_grad()`), or use torch.autograd
 class CallPlace(enum.Enum):
     """Where in a rendered call an effect's lines stand.
 
-    `FIRST`: before anything else. `GRAPH`: behind the graph, once its decisions are looked at. `RESULTS`: once all
+    `FIRST`: before everything. `GRAPH`: after the graph has run and its decisions were checked. `RESULTS`: after all
     results exist. `LEFT`: at the end, for the program's code that runs after the call.
     """
 
@@ -38,8 +38,8 @@ class CallPlace(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EffectTarget:
-    """A tensor that an effect happens to: an input, or a leaf of the result, by its number. Tensors that are taken
-    apart are numbered behind all inputs.
+    """The tensor that an effect changes: an input, or a leaf of the result, by its number. Tensors
+    that are taken apart have numbers after all inputs.
     """
 
     number: int
@@ -50,7 +50,7 @@ class EffectTarget:
 
 
 class EffectWriter(Protocol):
-    """Material for an effect's lines. Each method gives an expression of the rendered call."""
+    """Names for an effect's lines. Each method returns an expression of the rendered call."""
 
     def bind(self, hint: str, value: object) -> str:
         """A global name for a value."""
@@ -59,7 +59,7 @@ class EffectWriter(Protocol):
         """A value; each call makes its containers anew."""
 
     def target(self, target: EffectTarget) -> str:
-        """The tensor that an effect happens to."""
+        """The tensor that an effect changes."""
 
     def input(self, number: int) -> str: ...
     def output(self, number: int) -> str:
@@ -91,8 +91,8 @@ class CallEffect:
     """Base of the effects. `rank`: the order among the effects at one `place`.
 
     `storable`: files may hold the effect: its fields are numbers, plain values and `EffectTarget`s, and its `check`
-    bounds all numbers that `lines` uses. `instead`: the remedy where files may not. `sees_gradients`: code of the
-    program or `.grad` does, so a backward has no stages.
+    tests all numbers that `lines` uses. `instead`: the remedy if files may not. `sees_gradients`: the effect
+    shows gradients to the program or to `.grad`, so the backward must not run in stages.
     """
 
     place: ClassVar[CallPlace]

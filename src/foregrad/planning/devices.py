@@ -38,8 +38,8 @@ class Shares:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
     """A device. `memory` in bytes, `bandwidth` and links in bytes a second, `flops` in operations a second by the
-    name of a dtype. `link`: between devices of one host, in one direction; `network`: of one device to other hosts;
-    `host`: to the host's memory. `source`: where the figures are from.
+    name of a dtype. `link`: between devices of one host, in one direction; `network`: from a device to other hosts;
+    `host`: to the host's memory. `source`: the datasheet of the figures.
 
     Examples:
         >>> import foregrad.planning as planning

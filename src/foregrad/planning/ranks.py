@@ -27,10 +27,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ranks:
-    """A mesh of ranks. `dp`: copies of the model; `fsdp`: ranks that share one copy. `master_dtype`: of shards, their
-    gradients and the optimizer's state, where it is not the parameters' own; `reduce_dtype`: that gradients are
-    summed in. `host`: ranks that a host has. `tp`: ranks that DTensor splits the operators among; the
-    model's parameters are its parts. `units`: the paths of the modules that are gathered as one; none: the layers.
+    """A mesh of ranks. `dp`: copies of the model; `fsdp`: ranks that share a copy. `master_dtype`: the dtype of shards,
+    their gradients and the optimizer's state, by default the parameters' dtype; `reduce_dtype`: the dtype in which
+    gradients are summed. `host`: ranks of a host. `tp`: ranks that DTensor splits the operators among; the model's
+    parameters are then local parts. `units`: paths of the modules that FSDP gathers as one; by default the layers.
 
     Examples:
         >>> from foregrad.planning import Ranks

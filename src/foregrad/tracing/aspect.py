@@ -56,8 +56,8 @@ class Settled:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallGuard:
-    """A condition on each call: `read`, of the tensors behind `inputs` (their numbers), gives `expected`, a plain
-    value. Any other answer makes a new graph; `name` names the value for people.
+    """A condition on each call: `read`, called with the inputs of these numbers, returns the plain value `expected`.
+    Any other answer makes a new graph; `name` names the value in the reason.
     """
 
     name: str
@@ -68,7 +68,7 @@ class CallGuard:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-    """A run with its graph built. `records`: of the graph's inputs; `names`: names in the code that ran."""
+    """A run with its graph built. `records`: the graph's inputs; `names`: the names in the code that ran."""
 
     joint: JointGraph
     records: Sequence[InputRecord]
@@ -153,7 +153,7 @@ _classes: list[type[Aspect]] = []
 
 
 def aspect(cls: type[A]) -> type[A]:
-    """Register a class: each capture that begins from now on has an instance. Its code is no code of the program's."""
+    """Register a class: each later capture makes an instance. A capture counts the class's code as foregrad's."""
     if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
         aspect_classes()  # the package's own come first
     add_to_house(cls)

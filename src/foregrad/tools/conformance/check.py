@@ -37,18 +37,17 @@ def check_compiler(
     Args:
         compiler: takes (fx.GraphModule, example inputs) and gives a callable; or the name of a registered backend; or
             the text `package.module:name` or `file.py:name`.
-        size: "short", some 180 cases; or "full", all operators of PyTorch's database in seven dtypes. only: names of
-        cases, `group/what`, as patterns of a shell: `"operators/softmax*"`. dtypes: those of the operators, as
-        `("float32", "complex64")`, in place of the suite's. decompositions: as for `aot_function`: operators to be
-        replaced in the capture. isolated: run the cases in child processes, so that a process that ends or stands still
-        is a finding. The
-            compiler is imported there: it needs a name in a module or file.
-        jobs: how many child processes. timeout: seconds after which a case in a child process counts as crashed.
-        folder: where programs that show faults are written; by default new folders for temporary files. progress:
-        called with the number of cases done, and the name of the last.
+        size: "short", some 180 cases; or "full", all operators of PyTorch's database in seven dtypes.
+        only: names of cases, `group/what`, as shell patterns: `"operators/softmax*"`.
+        dtypes: the operators' dtypes in place of the suite's: `("float32", "complex64")`.
+        decompositions: operators to replace while capturing, as for `aot_function`.
+        isolated: run the cases in child processes, so a crash or an endless loop is a finding. The compiler then needs
+            a name that can be imported.
+        jobs: the number of child processes; timeout: seconds until a case in a child process counts as crashed.
+        folder: the folder for programs that show faults; by default new temporary folders.
+        progress: called with the number of finished cases, and the name of the last.
 
-    Raises:
-        ValueError: an unknown size or dtype, no case of the name, or, `isolated`, a compiler without a name. TypeError:
+    Raises: ValueError for an unknown size, dtype or case, or an `isolated` compiler without a name; TypeError if
         `compiler` can't be called.
 
     Example:

@@ -13,7 +13,7 @@ class CaseVerdict(enum.Enum):
 
     `REFUSED`: the compiler raised an error for a graph; foregrad runs a refused graph on eager's kernels. `WRONG`: it
     compiled the graph, and the contract does not hold. `CRASHED`: the compiled graph raised an error, or the process
-    ended or stood still. `SKIPPED`: the case can't run here, for a reason that is no fault of the compiler's.
+    ended or hung. `SKIPPED`: the case can't run here, for a reason that is no fault of the compiler.
     """
 
     PASSED = "passed"
@@ -27,8 +27,8 @@ class CaseVerdict(enum.Enum):
 class Finding:
     """The outcome of one case: its name, `group/what`, the verdict and why, the operator at fault where one is known.
 
-    `graph`: "forward", "backward" or "inference", where one graph is at fault. `program`: the path of a program of a
-    few operators that shows the fault.
+    `graph`: "forward", "backward" or "inference", if one graph is at fault. `program`: the path of a program of a few
+    operators that shows the fault.
     """
 
     case: str
@@ -73,7 +73,7 @@ class ConformanceError(AssertionError):
 class ConformanceReport:
     """The suite's findings about a compiler or partitioner. `str()` is a table and the faults.
 
-    `name` is that of the compiler, `size` of the suite; `findings` are in the suite's order; `seconds` of all.
+    `name`: the compiler's; `size`: the suite's; `findings`: in the suite's order; `seconds`: the suite's time.
     """
 
     name: str
