@@ -37,7 +37,7 @@ class Backend:
     * `prepare_joint`: returns a changed copy of a joint graph before the split; `prepare_halves`: of both halves after.
     * `with_settings`: returns the backend with other settings of its compiler; `budget_settings`: the settings under a
       memory budget, unless the user sets others.
-    * `cache_key`: returns, as JSON, the versions and settings behind results. None, or no key: nothing is cached.
+    * `cache_key`: returns, as JSON, the versions and settings behind results. None, or no key: nothing is kept.
     * `keeps_order`: operators run one by one in the graph's order, so a budget may run random operators again.
     * `first`: the backend whose graphs serve calls while this backend compiles elsewhere.
     * `why_not`: of devices, the reason why the backend can't compile for them here; None if it can.

@@ -48,7 +48,7 @@ def plan(
         fn_or_module: the model or the function to train.
         *args: its positional arguments.
         optimizer: a class (`torch.optim.AdamW`), its name, a function of a list of parameters, or an optimizer over the
-            model's parameters. The plan takes one step of it on fake tensors to find its state. None: no optimizer.
+            model's parameters. One step of the optimizer on fake tensors shows its state. None: no optimizer.
         device: a name in `foregrad.planning.DEVICES`, "cpu", a `Device`, or a dict of its fields. None: "cpu" where
             real or fake tensors are on the CPU; "h100" where they are on `meta`.
         budget: the bytes that a rank may have alive: an integer, text with a unit ("80 GiB"), or a share of the

@@ -113,14 +113,14 @@ class Plan:
         return self.fitting[0] if self.fitting else None
 
     def choice(self, name: str) -> Choice:
-        """The choice of that name. Raises `KeyError` for a name that is not there."""
+        """The choice called `name`. Raises `KeyError` for an unknown name."""
         found = next((one for one in self.choices if one.name == name), None)
         if found is None:
             raise KeyError(f"there is no choice {name!r}: there are {', '.join(one.name for one in self.choices)}")
         return found
 
     def standing_rows(self) -> list[tuple[str, int]]:
-        """What stands, by kind, where it is anything."""
+        """The bytes in use all the time, by kind, without zeros."""
         stands = self.standing
         rows = [
             ("parameters" if self.ranks.fsdp == 1 else "shards of parameters", stands.parameters),
@@ -137,7 +137,7 @@ class Plan:
         beside.
 
         `choice`: the name of a choice; None for the quickest that fits. `expandable`: as with
-        `PYTORCH_ALLOC_CONF=expandable_segments:True`. Raises `KeyError` for a choice that is not there, `PlanError` for
+        `PYTORCH_ALLOC_CONF=expandable_segments:True`. Raises `KeyError` for an unknown choice, `PlanError` for
         one that does not exist for this model.
         """
         return reserved_by(self._memory(choice).script, self.standing.pieces, self.optimizer, expandable=expandable)
