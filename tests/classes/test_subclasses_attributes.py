@@ -139,7 +139,18 @@ def test_what_stays_on_a_wrapper_after_the_call_is_refused_by_name():
         w.register_post_accumulate_grad_hook(print)
         return w * 2
 
-    for f, said in ((hangs, "args[0].factor"), (gives_gradient, "`.grad` of args[0]"), (hooks, "put on args[0]")):
+    def hangs_on_a_result(w):
+        y = w * 2
+        y.factor = 2
+        return y
+
+    on_result = hangs_on_a_result, "factor is set on a TwoTensor that is a result"
+    for f, said in (
+        on_result,
+        (hangs, "args[0].factor"),
+        (gives_gradient, "`.grad` of args[0]"),
+        (hooks, "put on args[0]"),
+    ):
         with pytest.raises(UnsupportedSideEffectError) as raised:
             compiled(f)(two(2, 2, grad=True))
         assert said in str(raised.value)

@@ -515,13 +515,13 @@ def test_an_artifact_holds_none():
         foregrad.export(around, (torch.randn(3),))
 
 
-def test_a_state_that_a_region_changes_is_not_read_outside():
-    class Model(nn.Module):
-        calls = 0
+class Counter:
+    count = 0
 
-        def __init__(self):
-            super().__init__()
-            self.count = 0
+
+def _in_a_module():
+    class Model(nn.Module):
+        count = 0
 
         @region
         def counted(self, y):
@@ -531,13 +531,101 @@ def test_a_state_that_a_region_changes_is_not_read_outside():
         def forward(self, x):
             return self.counted(x) * self.count
 
+    return Model()
+
+
+def _on_an_object():
+    counter = Counter()
+
+    @region
+    def counted(y):
+        counter.count += 1
+        return y * 1
+
+    return lambda x: counted(x * counter.count) + counter.count
+
+
+def _on_a_class():
+    class Counted(Counter):
+        pass
+
+    @region
+    def counted(y):
+        Counted.count += 1
+        return y * 1
+
+    return lambda x: counted(x) * Counted.count
+
+
+def _in_a_dict():
+    counts = {"calls": 0}
+
+    @region
+    def counted(y):
+        counts["calls"] += 1
+        return y * 1
+
+    return lambda x: counted(x) * counts["calls"]
+
+
+def _in_a_list():
+    log = []
+
+    @region
+    def logged(y):
+        log.append(1)
+        return y * 1
+
+    return lambda x: logged(x) * len(log)
+
+
+def _in_a_variable_of_the_enclosing_function():
+    count = 0
+
+    @region
+    def counted(y):
+        nonlocal count
+        count += 1
+        return y * 1
+
+    return lambda x: counted(x) * count
+
+
+STATES = [_in_a_module, _on_an_object, _on_a_class, _in_a_dict, _in_a_list, _in_a_variable_of_the_enclosing_function]
+
+
+@pytest.mark.parametrize("make", STATES)
+def test_a_state_that_a_region_changes_is_not_read_outside(make):
     x = torch.ones(3)
     with pytest.raises(UnsupportedSideEffectError, match="Let the region return"):
-        _compiled(Model())(x)
-    model = Model()
+        _compiled(make())(x)
+    eager = make()
     with pytest.warns(ForegradWarning, match="Let the region return"):
-        called = foregrad.compile(model, backend="eager", on_unsupported="eager")
-        assert [called(x).sum().item() for _ in range(3)] == [3.0, 6.0, 9.0]
+        called = foregrad.compile(make(), backend="eager", on_unsupported="eager")
+        assert [called(x).tolist() for _ in range(3)] == [eager(x).tolist() for _ in range(3)]
+
+
+def test_a_number_that_is_an_argument_by_then_is_not_read_outside():
+    def make():
+        counter = Counter()
+
+        @region
+        def counted(y):
+            counter.count += 2 * bool(y[0] > 1)
+            return y * 1
+
+        def f(x):
+            return counted(x) * counter.count
+
+        return f, counter
+
+    (f, counter), (g, expected) = make(), make()
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    for counter.count, expected.count in ((1, 1), (2, 2), (3, 3)):
+        assert torch.equal(compiled(torch.ones(2)), g(torch.ones(2)))
+    with pytest.warns(ForegradWarning, match="counter.*eager region `counted`"):
+        assert torch.equal(compiled(torch.ones(2).double() * 2), g(torch.ones(2).double() * 2))
+    assert counter.count == expected.count
 
 
 def test_a_state_that_is_changed_before_a_region():

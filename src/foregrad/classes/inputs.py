@@ -22,7 +22,7 @@ from .._torch.tensors import (
     version_of,
 )
 from .._torch.wrappers import is_of_capture, is_wrapper, parts_of
-from ..errors import UnsupportedTensorError
+from ..errors import UnsupportedSideEffectError, UnsupportedTensorError
 from ..frontend.openings import FoundOpenings, GradientKindError, ReachedOpening, Sampler, Unwrap
 from ..frontend.source import ABSENT, Source
 from ..frontend.tree import Tree, flatten
@@ -256,15 +256,9 @@ class InputsOfClasses(OpenInputs):
         if result in self.by_stand_in:
             return None
         base: Any = base_of(result) if is_view(result) else None
-        if base is not None and not is_wrapper(base):
-            return self._of_plain(result, base)
-        _check_view(result, self._made_at)
-        self._check_apart(result)
-        return self._in_graph(result)
-
-    def _of_plain(self, result: Any, base: torch.Tensor) -> tuple[WrapperSpec, Sequence[Any]]:
-        """A wrapper that is a view of a plain tensor, as PyTorch makes jagged tensors of values and offsets."""
-        if base.requires_grad and (base in self.plain or any(leaf is base for leaf in self.leaves)):
+        if base is None or is_wrapper(base):
+            _check_view(result, self._made_at)
+        elif base.requires_grad and (base in self.plain or any(leaf is base for leaf in self.leaves)):  # a jagged one
             kind = type(result).__qualname__
             raise returned_wrapper(f"a result is a {kind} made as a view of a plain tensor that is given, or returned")
         self._check_apart(result)
@@ -272,6 +266,13 @@ class InputsOfClasses(OpenInputs):
 
     def _in_graph(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]]:
         inside = parts_of(result)
+        spec, own = bare_spec(result), "_" if type(result).__module__.startswith("torch.") else ()
+        for name in result.__dict__.keys() - {*spec.names, "_is_param"}:
+            if not name.startswith(own) and name not in rebuilt(spec, inside).__dict__:
+                raise UnsupportedSideEffectError(
+                    f"the attribute {name} is set on a {spec.cls.__qualname__} that is a result"
+                    f"{self._made_at(result)}; a compiled call would not set it. Return the value instead."
+                )
         if result.is_leaf and (result.requires_grad or any(part.requires_grad for part in inside)):
             # To autograd they have nothing to do with the wrapper: its own gradient ends there.
             return dataclasses.replace(spec_of(result), keeps_parts=True), inside

@@ -296,11 +296,9 @@ class PythonState:
 
     @contextlib.contextmanager
     def as_it_is(self, region: str, who: str) -> Iterator[None]:
-        """Context: an eager region runs, and sees the state itself. `who` names it with its line.
+        """Context: an eager region runs, and sees the state itself. `who` names the region with its line.
 
-        Raises:
-            UnsupportedSideEffectError: the function has changed something that the region would see in eager before
-                the call is over.
+        Raises UnsupportedSideEffectError if the function has changed an object that the region may read.
         """
         self.before.enter_all()
         self.take_stand_ins()
@@ -331,21 +329,20 @@ class PythonState:
     def check_taken_over(self, name: str) -> None:
         """Raise where the function looks at a region's changes: it would see the capture's."""
         for holder, before, region in self._taken_over:
-            place = self.reads.places.get(id(holder.place))
-            if place is None or place.kind == "asked":
-                continue
-            old = before if isinstance(before, dict) else {}
-            changed = [key for key in place.items if old.get(key, ABSENT) is not place.look(key)]
-            if changed or not isinstance(before, dict):
+            place, old = self.reads.places.get(id(holder.place)), before if isinstance(before, dict) else {}
+            lifted = [key for key in old if (id(holder.place), key) in self.reads.lifted]
+            changed = [key for key in lifted if old[key] is not holder.now(key)]
+            if is_read := place is not None and place.kind != "asked":
+                changed += [key for key in place.items if old.get(key, ABSENT) is not place.look(key)]
+            if changed or (is_read and not isinstance(before, dict)):
+                what = holder.path(changed[0]) if changed else holder.name() or "an object"
                 raise UnsupportedSideEffectError(
-                    f"`{name}` reads {holder.name() or 'an object'}, and the eager region `{region}` changes it. Let "
-                    "the region return the value."
+                    f"`{name}` reads {what}, and the eager region `{region}` changes it. Let the region return the "
+                    "value."
                 )
 
     def give_up(self, *, is_interrupted: bool) -> None:
-        """Everything as it was before: the function runs again, or in eager. An interrupted run stays in the middle,
-        but for its stand-ins: noted calls are made now.
-        """
+        """Undo the run's writes. An interrupted run's writes stay, and the calls that it noted are made now."""
         list(self._leave_strays())
         for holder in self.before.caches:
             holder.put_back(None)

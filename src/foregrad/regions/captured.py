@@ -44,7 +44,7 @@ from ..graph.meta import TensorSpec, contiguous_strides, strides_in_order
 from ..identity import ById
 from ..interrupts import runs_user_code
 from ..python._torch.settings import settings
-from ..tracing.aspect import Aspect
+from ..tracing.aspect import Aspect, Finished
 from ..tracing.heap.recording import Host
 from ..tracing.heap.records import InputRecord, is_moved
 from ..tracing.recorder.recorder import Recorder
@@ -113,9 +113,8 @@ class EagerRegions(Aspect):
 
     def refuse(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In the place of `call`, where regions must not run."""
-        raise UnsupportedOpError(
-            f"`{self.name}` calls an eager region at {self.recorder.where()} under a transform of torch.func."
-        )
+        where = self.recorder.where()
+        raise UnsupportedOpError(f"`{self.name}` calls an eager region at {where} under a transform of torch.func.")
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a marked function, made of stand-ins."""
@@ -237,6 +236,9 @@ class EagerRegions(Aspect):
                     f"the eager region `{found[1].name}` called at {found[1].where} writes to {record.slot}, and the "
                     "compiled function uses it too. Write to it in the region only, or in the function only."
                 )
+
+    def finished(self, run: Finished) -> None:
+        """The reads are known: none sees a region's change."""
         self.host.state.check_taken_over(self.name)
 
     # ---------------------------------------------------------------- on the tape
