@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -354,6 +355,71 @@ def test_the_suite_calls_a_partition_without_parameters_that_it_does_not_have():
     assert report.counts["passed"] == len(report.findings)
 
 
+# ------------------------------------------------------------------------------------ the consequences of a fault, by door
+
+
+def of_wrong_shape(gm, example_inputs):
+    return lambda *args: [r.reshape(-1) if isinstance(r, torch.Tensor) else r for r in gm.forward(*args)]
+
+
+def that_raises(gm, example_inputs):
+    raise LookupError("no kernel")
+
+
+def of_a_crash(gm, example_inputs):
+    def run(*args):
+        raise LookupError("no kernel")
+
+    return run
+
+
+def that_writes(gm, example_inputs):
+    def run(*args):
+        results = gm.forward(*args)
+        args[0].detach().add_(1)
+        return results
+
+    return run
+
+
+BROKEN = "BackendError"
+FAULTS = {
+    "a result breaks the contract": (of_wrong_shape, "warning", BROKEN, BROKEN),
+    "the compiler raises": (that_raises, "warning", BROKEN, "LookupError"),
+    "the compiled function raises in its first call": (of_a_crash, "warning", "LookupError", "LookupError"),
+    "the compiled function writes to an input": (that_writes, BROKEN, BROKEN, BROKEN),
+}
+
+
+def consequence(compiled):
+    x = torch.ones(2, 3, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", foregrad.errors.ForegradWarning)
+        try:
+            result = compiled(x)
+        except Exception as error:
+            return type(getattr(error, "inner_exception", error)).__name__  # Dynamo wraps errors of compiling
+    (warning,) = [one for one in caught if issubclass(one.category, foregrad.errors.ForegradWarning)]
+    assert "failed on the forward graph" in str(warning.message)
+    assert torch.equal(result, x.sin() * 2)
+    return "warning"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_consequence_of_a_fault_at_each_door(fault):
+    compiler, by_default, where_raising, at_aot = FAULTS[fault]
+
+    def f(x):
+        return x.sin() * 2
+
+    assert consequence(foregrad.compile(f, backend=compiler)) == by_default
+    assert consequence(torch.compile(f, backend="foregrad", options={"backend": compiler})) == by_default
+    assert consequence(foregrad.compile(f, backend=compiler, on_unsupported="raise")) == where_raising
+    options = {"backend": compiler, "on_unsupported": "raise"}
+    assert consequence(torch.compile(f, backend="foregrad", options=options)) == where_raising
+    assert consequence(foregrad.aot_function(f, compiler)) == at_aot
+
+
 # --------------------------------------------------------------------------------------------- the table and the doors
 
 
@@ -367,3 +433,8 @@ def test_the_table_has_these_rows():
         r"^\| part \| contract \|.*\n\| ---.*\n((?:\|.*\n)+)", PAGE.read_text("utf-8"), flags=re.MULTILINE
     )
     assert [line.split("|")[1].strip() for line in table.splitlines()] == list(ROWS)
+
+
+def test_the_table_of_faults_has_these_rows():
+    (table,) = re.findall(r"^\| fault \| .*\n\| ---.*\n((?:\|.*\n)+)", PAGE.read_text("utf-8"), flags=re.MULTILINE)
+    assert [line.split("|")[1].strip() for line in table.splitlines()] == list(FAULTS)
