@@ -59,7 +59,7 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: in
     dim %= rank
     size = tensor.shape[dim]
     if (min is not None and size < min) or (max is not None and size > max):
-        raise ValueError(f"dimension {dim} has size {size}, not between {min} and {max}")
+        raise ValueError(f"dimension {dim} has size {size}, which is out of range: min={min}, max={max}")
     marks: dict[int, Limits] = dict(getattr(tensor, _MARK, {}))
     marks[dim] = (min, max)
     setattr(tensor, _MARK, marks)
