@@ -124,6 +124,19 @@ def test_a_table_that_changes_is_looked_up_anew():
         SLOPES.copy_(before)
 
 
+@pytest.mark.parametrize("kind", [int, float])
+def test_a_number_that_a_score_function_reads_may_vary(kind):
+    table = {"scale": kind(1)}
+
+    def function(q):
+        return flex_attention(q, q, q, lambda score, *_: score * table["scale"] + q.shape[2] * 0.1)
+
+    compiled = foregrad.compile(function, backend="eager")
+    for scale, length in ((1, 8), (2, 8), (3, 8), (3, 16), (4, 24)):
+        table["scale"], q = kind(scale), torch.randn(1, 1, length, 4)
+        assert torch.equal(function(q), compiled(q))
+
+
 def test_it_is_not_differentiated_twice():
     def second(function):
         q, k, v = (torch.randn(1, 1, 8, 4, requires_grad=True) for _ in range(3))

@@ -356,7 +356,7 @@ class _ScoreWriter(ThreadDispatchMode):
 
 def _number(value: Any) -> Any:
     """A symbolic number's value in the present call, guarded."""
-    kind = {torch.SymInt: int, torch.SymFloat: float}.get(type(value), bool)
+    kind = int if isinstance(value, torch.SymInt) else float if isinstance(value, torch.SymFloat) else bool
     return kind(value)
 
 
