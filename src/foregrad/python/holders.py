@@ -75,6 +75,13 @@ class Holder:
                 self._way = root, (*steps, *parent.steps_to(self.step))
         return self._way
 
+    def is_named(self, names: Container[str]) -> bool:
+        """Whether the attribute by which the holder was reached has one of these names; true if none leads there."""
+        holder = self
+        while (parent := holder.parent) is not None and parent.style != "attr":
+            holder = parent
+        return parent is None or holder.step in names
+
     def leads_to(self, value: Any, key: Any) -> bool:
         """Whether a value was directly under this key, and not in something on the way."""
         if self.kind is CELL:
@@ -367,7 +374,11 @@ def _put_back_buffer(buffer: Any, before: bytes, _: Any) -> None:
     if isinstance(buffer, array.array):
         buffer[:] = array.array(buffer.typecode, before)
     elif isinstance(buffer, (bytearray, memoryview)):
-        (buffer if isinstance(buffer, bytearray) else buffer.cast("B"))[:] = before
+        now: Any = memoryview(buffer)
+        if now.c_contiguous:
+            now.cast("B")[:] = before
+        else:
+            now[:] = memoryview(before).cast(now.format)
     else:
         ctypes.memmove(ctypes.addressof(buffer), before, len(before))
 

@@ -39,6 +39,7 @@ from ._torch.recurrent import attributes_of
 from .code import Seen, imported_modules, look_at, stored_in
 from .expected import stored
 from .holders import Holder, HolderKind, before_entering, own_globals, slots_of
+from .large_state import MOST_ITEMS, LargeState
 from .libraries import (
     BAGS,
     OF_CTYPES,
@@ -56,8 +57,6 @@ from .opaque import DRAWN, is_cached_function, is_random_generator, results_of, 
 from .reads import TABLES, VIEWS
 from .tensor_places import TensorPlaces
 
-_LARGE = 10_000  # a container with more items is not looked into
-_MOST_BYTES = 1 << 20  # of a buffer that is copied
 ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorType}
 _DESCRIBES = {"__annotations__", "__dataclass_fields__"}  # looked at where code names them, as are methods not special
 _BUFFERS = (bytearray, array.array, memoryview, *OF_CTYPES)
@@ -108,6 +107,7 @@ class ProgramState:
         self._slots: dict[type, bool] = {}
         self._actions: dict[type, _Action | None] = {}
         self._queue: collections.deque[tuple[Any, Holder | None, Any]] = collections.deque()
+        self._large = LargeState()
         self.walk((*roots, *_of_the_process()))
 
     def walk(self, roots: Iterable[tuple[Any, str]]) -> None:
@@ -274,12 +274,15 @@ class ProgramState:
                 action = actions[cls] = self._action(value, cls)
             if action is not None:
                 action(self, value, parent, step)
+        for place in self._large.named():
+            self._hold(place.kind, place.target, place.parent, place.step, "")
 
     def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> Seen:
         """Go on to the objects that code names in namespaces and classes that were reached, and to its imported
         modules.
         """
         seen = look_at(code)
+        self._large.meet(code, seen.names)
         if new := seen.names - self._names:
             self._names |= new
             self._queue += [(v, h, name) for name in new & self._unnamed.keys() for v, h in self._unnamed.pop(name)]
@@ -340,8 +343,9 @@ class ProgramState:
     def _push(self, holder: Holder, items: Iterable[tuple[Any, Any]] | None = None) -> None:
         """Go on to a holder's items; from a large holder to its tensors alone."""
         queue, seen, held = self._queue, self._seen, holder.items() if items is None else items
-        if len(holder.before) > _LARGE:
+        if len(holder.before) > MOST_ITEMS:
             held = [pair for pair in held if isinstance(pair[1], torch.Tensor)]
+            self._large.add(holder)
         for key, value in held:
             cls = type(value)
             if cls in _OFTEN_EMPTY and not value:
@@ -369,8 +373,9 @@ class ProgramState:
         if not is_of_operators(type(value)) and (table_of(value) or not is_class_outside(type(value))):
             self._object(value, parent, step)
 
-    def _single(self, value: Any, parent: Holder | None, step: Any, kind: HolderKind) -> None:
-        self._hold(kind, value, parent, step, "")
+    def _single(self, value: Any, parent: Holder | None, step: Any, kind: HolderKind, nbytes: int = 0) -> None:
+        if not self._large.takes(value, parent, step, kind, nbytes):
+            self._hold(kind, value, parent, step, "")
 
     def _items(self, value: Any, parent: Holder | None, step: Any) -> None:
         items = stored(value)
@@ -404,12 +409,14 @@ class ProgramState:
             view = memoryview(value)
         except ValueError:  # it was released
             return
-        if view.nbytes <= _MOST_BYTES and view.c_contiguous and not view.readonly:
-            self._hold(kinds.BUFFER, value, parent, step, "")
+        if not view.readonly and (view.ndim == 1 or view.c_contiguous):
+            self._single(value, parent, step, kinds.BUFFER, view.nbytes)
 
     def _array(self, value: Any, parent: Holder | None, step: Any) -> None:
-        if value.nbytes <= _MOST_BYTES and value.flags.writeable and not value.dtype.hasobject:
-            self._hold(kinds.NUMBERS, value, parent, step, "")
+        if value.flags.writeable:
+            self._single(value, parent, step, kinds.NUMBERS, value.nbytes)
+        if value.dtype.hasobject:
+            self._queue.append((value.ravel().tolist(), None, step))
 
     def _random(self, value: Any, parent: Holder | None, step: Any) -> None:
         if not isinstance(value, random.SystemRandom):

@@ -27,10 +27,10 @@ from ..frontend.values import describe, holds_classes, is_plain, same_value
 from ..graph.source import key_text
 from ._torch.recurrent import follows_from_parameters
 from .expected import Expected, apart, stored
+from .large_state import MOST_ITEMS
 from .libraries import is_of_library, referent
 from .opaque import asked_of
 
-_MOST_ITEMS = 10_000
 _CONTAINERS = (dict, list, set, collections.deque)
 VIEWS: tuple[Any, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 """Views of a dict. They refer to it."""
@@ -257,7 +257,7 @@ class Reads:
             return
         place.keys = keys_in(value)
         items = items_in(value)
-        if len(items) > _MOST_ITEMS:
+        if len(items) > MOST_ITEMS:
             place.copy = [item for _, item in items]
             return
         for key, item in items:

@@ -32,12 +32,14 @@ import torch
 import torch.utils.weak
 
 from .._torch.dynamo_off import is_disabled
+from ..errors import UnsupportedSideEffectError
 from ..frontend.arrays import is_array
 from ..frontend.source import ABSENT, table_of
 from ..frontend.values import holds_classes, is_plain
 from ..graph.source import in_order
 from ..locks import Replacements
 from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
+from .large_state import MOST_ITEMS, looked_into
 from .libraries import (
     BAGS,
     is_installed,
@@ -64,9 +66,7 @@ from .objects import (
 from .opaque import context_value, derived_from, is_cached_function, names_in_own, of_each, size_of_cache
 from .reads import VIEWS, Reads, ReadSite, items_in
 
-_DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
-_DEEPEST_IN_LIBRARY = 3
-_MOST_ITEMS = 10_000
+_DEEPEST, _DEEPEST_IN_LIBRARY = 100, 3  # objects, each reached through the one before: a list linked by hand, a tree
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 
 
@@ -319,12 +319,10 @@ class Scan:
         elif isinstance(value, _CONTAINERS):
             if self._is_new(value):
                 self.reads.contents(value, name)
-                items = items_in(value)
-                if len(items) <= _MOST_ITEMS:
-                    for key, item in items:
-                        self.visit(item, f"{name}[...]", depth)
-                        if type(key) not in (str, int):
-                            self.visit(key, f"a key of {name}", depth)
+                for key, item in looked_into(items_in(value), name):
+                    self.visit(item, f"{name}[...]", depth)
+                    if type(key) not in (str, int):
+                        self.visit(key, f"a key of {name}", depth)
                 if isinstance(value, collections.defaultdict):
                     factory = functools.partial(lambda table, _: table.default_factory, value)
                     self.reads.ask(factory, f"{name}.default_factory", factory)
@@ -360,7 +358,11 @@ class Scan:
                     for maker in makers_of(base):
                         self.function(base.__dict__[maker], f"{name}.{maker}")
         elif isinstance(value, BAGS) or not is_of_library(type(value)):
-            if self._is_new(value) and depth <= _DEEPEST:
+            if self._is_new(value):
+                if depth > _DEEPEST:
+                    raise UnsupportedSideEffectError(
+                        f"`{name}` is behind {_DEEPEST} objects in a row. Pass what is read there as arguments."
+                    )
                 self._object(value, name, depth)
                 if isinstance(value, BaseException):
                     self._parts(value, name, kept_by_c(type(value)), depth + 1)
@@ -382,7 +384,7 @@ class Scan:
                     self.visit(held, f"{name}[...]", depth + 1)
                 if isinstance(value, (dt.datetime, dt.time)):
                     self.visit(value.tzinfo, f"{name}.tzinfo", depth + 1)
-                if is_array(value) and value.dtype.hasobject and value.size <= _MOST_ITEMS:
+                if is_array(value) and value.dtype.hasobject and value.size <= MOST_ITEMS:
                     for item in value.ravel().tolist():
                         self.visit(item, f"{name}[...]", depth)
                 elif table_of(value) is None:  # C calls it: a key of `functools.cmp_to_key`
@@ -584,8 +586,6 @@ LOOKS_UP = (torch.Tensor.__hash__.__code__, torch.utils.weak.WeakIdRef.__hash__.
 _OF_ENUMS = {"_member_map_", "_value2member_map_"}
 _NAMES = {"__module__", "__name__", "__qualname__"}
 _GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # code with these names may ask a class for any attribute
-
-
 _OPTIONS = (types.FunctionType, bool, int, float, str, type(None))
 _OF_BUILTINS = (types.BuiltinFunctionType, types.FunctionType, type)
 
