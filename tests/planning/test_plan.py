@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 
 import pytest
 import torch
@@ -240,18 +241,19 @@ def test_shards_that_stay_gathered_need_more():
 # ------------------------------------------------------------------------------------------------- the largest
 
 
-@pytest.mark.parametrize("choice", ["save all", "checkpoint each layer", None])
+@pytest.mark.parametrize("choice", ["save all", "checkpoint each layer", "budget", None])
 def test_the_largest_batch_is_the_largest_by_trying(choice):
     model, x, labels = absent(8)
     found = foregrad.plan(model, x, labels, optimizer="Adam", device="l4").largest(under="4 MiB", choice=choice)
 
     def peak(batch):
-        other = foregrad.plan(model, *absent(batch)[1:], optimizer="Adam", device="l4")
-        named = [one for one in other.choices if one.name != "budget"]
-        return min(one.peak for one in named) if choice is None else other.choice(choice).peak
+        device = {"like": "l4", "memory": "4 MiB"}
+        other = foregrad.plan(model, *absent(batch)[1:], optimizer="Adam", device=device)
+        named = [one for one in other.choices if one.name == choice or (choice is None and one.name != "budget")]
+        return min(math.inf if one.peak is None else one.peak for one in named)
 
     assert peak(found.size) == found.peak <= 4 << 20 < peak(found.size + 1)
-    assert len(found.tried) <= 9  # of thousands
+    assert len(found.tried) <= (15 if choice == "budget" else 9)  # of thousands
     assert (found.captures, found.why_captured) == (2, "")  # with a symbol, and of a batch of one
 
 
@@ -309,8 +311,20 @@ def test_a_table_of_batch_by_sequence():
 
 def test_not_even_one_fits():
     model, x, labels = absent()
-    with pytest.raises(BudgetError, match=r"not even a batch of one fits.*the least peak is"):
-        foregrad.plan(model, x, labels, optimizer="Adam", device="l4").largest(under="1 MiB")
+    plan = foregrad.plan(model, x, labels, optimizer="Adam", device="l4")
+    for choice, said in ((None, "the least peak is"), ("budget", "stand through the whole step, the budget is 1.0 MiB")):
+        with pytest.raises(BudgetError, match=f"not even a batch of one fits.*{said}"):
+            plan.largest(under="1 MiB", choice=choice)
+    cells = str(plan.table(batch=(0, [1, 1 << 25]), sequence=({0: 1}, [64]), choice="budget")).splitlines()[2:]
+    assert [row.split()[-1] for row in cells] == ["MiB", "!"]
+
+
+def test_a_choice_that_is_there_at_no_size_says_why():
+    with torch.device("meta"):
+        table, at = nn.EmbeddingBag(64, 8, sparse=True), torch.zeros(4, 2, dtype=torch.long)
+    plan = foregrad.plan(lambda at: table(at).sum(), at, device="l4")
+    with pytest.raises(PlanError, match=r"there is no 'eager' at a size of .*sparse gradient"):
+        plan.largest(choice="eager")
 
 
 def test_a_dimension_that_is_not_there():

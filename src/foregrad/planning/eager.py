@@ -34,6 +34,7 @@ from .kernels import AcceleratorKernels
 from .memory import Alive, Standing, StepMemory
 from .optimizers import Optimizer
 from .ranks import Ranks, Unit
+from .reached import names_of
 from .replay import Script
 from .result import Recipe
 from .sharded import COMPUTE, GATHER, REDUCE
@@ -112,7 +113,7 @@ class _Twins:
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
         """The function over copies of the modules and tensors in its cells and globals."""
-        names, known = _names(function.__code__), function.__globals__
+        names, known = names_of(function.__code__), function.__globals__
         own = {name: known[name] for name in names if isinstance(known.get(name), (nn.Module, torch.Tensor))}
         cells = function.__closure__ or ()
         made = types.FunctionType(
@@ -152,11 +153,6 @@ class _Twins:
         (types.MethodType, _method),
         (functools.partial, _partial),
     )
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
 
 
 class StorageLog(ThreadDispatchMode):
@@ -412,7 +408,7 @@ def eager_of(
     record = StorageLog(twins, recipe.device)
     run = None
     if recipe.ranks.fsdp > 1:
-        held = ((one.name, twins.of(one.tensor)) for one in step.of_kind("parameter"))
+        held = ((one.name, twins.of(one.whole)) for one in step.of_kind("parameter"))
         parameters: dict[str, list[Any]] = {}
         for name, one in function.named_parameters() if isinstance(function, nn.Module) else held:
             parameters.setdefault(layers.of(name), []).append(one)

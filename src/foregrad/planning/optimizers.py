@@ -55,7 +55,7 @@ class Twin:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    original: torch.Tensor
+    original: Any
 
     def make(self) -> nn.Parameter:
         twin = nn.Parameter(torch.empty(self.shape, dtype=self.dtype, device="meta"))
@@ -119,7 +119,9 @@ def _renewed(
     optimizer: torch.optim.Optimizer, twins: Sequence[Twin], parameters: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """A copy over twins, without state."""
-    by_original = {id(twin.original): parameter for twin, parameter in zip(twins, parameters, strict=True)}
+    by_original: dict[int, list[nn.Parameter]] = {}
+    for twin, parameter in zip(twins, parameters, strict=True):  # several of a wrapper's
+        by_original.setdefault(id(twin.original), []).append(parameter)
     if not any(id(parameter) in by_original for group in optimizer.param_groups for parameter in group["params"]):
         raise PlanError(
             f"none of the parameters of this {type(optimizer).__name__} gets a gradient in the step: make it over "
@@ -128,7 +130,7 @@ def _renewed(
     other = copy.copy(optimizer)
     other.state = collections.defaultdict(dict)
     other.param_groups = [
-        {**group, "params": [by_original[id(p)] for p in group["params"] if id(p) in by_original]}
+        {**group, "params": [twin for p in group["params"] for twin in by_original.get(id(p), ())]}
         for group in optimizer.param_groups
     ]
     return other
