@@ -14,7 +14,7 @@ from .._torch.fakes import without_fake_mode
 from .._torch.nested import leaves
 from .._torch.wrappers import is_wrapper, parts_of
 from ..api import capture
-from ..errors import PlanError, UnsupportedDataDependentError
+from ..errors import PlanError, UnsupportedDataDependentError, UnsupportedOpError
 from ..extend import as_compiled, module_behind
 from ..graph.joint import JointGraph
 from ..graph.signature import PartOf
@@ -94,9 +94,20 @@ def step_of(
             joint = capture(step, *args, **kwargs)
         except UnsupportedDataDependentError as error:
             line = line_asked(error).rpartition("/")[2] or "model.py:41"
-            raise UnsupportedDataDependentError(
-                f"{error} For a plan, say the number, or how many elements there are: sizes={{{line!r}: 128}}; for a "
-                "branch, True or False."
+            remedy = (
+                f"say the number, or how many elements there are: sizes={{{line!r}: 128}}; for a branch, True or False."
+            )
+            if any(line == one.rpartition("/")[2] for one in sizes):
+                remedy = (
+                    f"sizes= has a value for {line} already, and an operator at the line reads a tensor of values: "
+                    "pass that tensor, such as lengths, with its values on the CPU."
+                )
+            raise UnsupportedDataDependentError(f"{error} For a plan, {remedy}") from error
+        except UnsupportedOpError as error:
+            if "to NumPy" not in str(error):
+                raise
+            raise UnsupportedOpError(
+                f"{error} For a plan, pass the results of such a part (the pairs of a matching, for one) as arguments."
             ) from error
         if joint.backward_error is not None:
             failed = f"the backward of `{name}` fails: {joint.backward_error}"
