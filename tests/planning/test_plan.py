@@ -94,6 +94,24 @@ def test_the_state_of_each_optimizer_of_pytorch(kind):
     assert found.state == pytest.approx(expected, abs=16)
 
 
+@pytest.mark.parametrize("kind", sorted(OPTIMIZERS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_an_optimizer_says_of_sparse_gradients_what_it_says_in_a_step(kind, layer):
+    if kind.__name__ in REFUSED:
+        pytest.skip("not planned")
+    table, at = layer(64, 8, sparse=True), torch.zeros(4, 2, dtype=torch.long)
+    optimizer = kind(table.parameters())
+    table(at).sum().backward()
+    try:
+        optimizer.step()
+    except RuntimeError as refused:
+        with pytest.raises(PlanError, match=str(refused)):
+            foregrad.plan(lambda at: table(at).sum(), at, optimizer=optimizer, device="h100")
+        return
+    assert foregrad.plan(lambda at: table(at).sum(), at, optimizer=kind, device="h100").optimizer.name == kind.__name__
+
+
 def test_an_optimizer_that_was_made_keeps_its_groups():
     model, x, labels = absent()
     groups = [

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -51,15 +52,19 @@ NONE = Optimizer("none", 0, 0, 0, ())
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Twin:
-    """The layout of a parameter for an optimizer: `original` is in the groups of an optimizer that was made already."""
+    """The layout of a parameter for an optimizer: `original` is in the groups of an optimizer that was made already, and
+    the gradient `is_sparse`.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     original: Any
+    is_sparse: bool = False
 
-    def make(self) -> nn.Parameter:
-        twin = nn.Parameter(torch.empty(self.shape, dtype=self.dtype, device="meta"))
-        twin.grad = torch.empty_like(twin)
+    def make(self, *, is_sparse: bool = False) -> nn.Parameter:
+        make = functools.partial(torch.empty, self.shape, dtype=self.dtype, device="meta")
+        twin = nn.Parameter(make())
+        twin.grad = make(layout=torch.sparse_coo if is_sparse else torch.strided)
         return twin
 
 
@@ -81,6 +86,8 @@ def optimizer_of(asked: Any, twins: Sequence[Twin], *, is_accelerator: bool) -> 
         raise PlanError(f"{name} runs the model itself in its step, as often as values say: its step can't be planned")
     if is_accelerator:
         _take_lists(optimizer)
+    if any(twin.is_sparse for twin in twins):
+        _check_sparse(asked, name, twins)
     watch = _Meter()
     try:
         with watch:
@@ -93,6 +100,15 @@ def optimizer_of(asked: Any, twins: Sequence[Twin], *, is_accelerator: bool) -> 
         raise PlanError(f"{name} can't step on tensors without values, so its state is not known: {said}") from error
     state = tuple(_bytes(optimizer.state.get(parameter, {})) for parameter in parameters)
     return Optimizer(name, sum(state), watch.most, watch.moved, state, first, tuple(watch.trace))
+
+
+def _check_sparse(asked: Any, name: str, twins: Sequence[Twin]) -> None:
+    """Raise what the optimizer says to sparse gradients. One that takes them is planned with dense ones."""
+    try:
+        _made(asked, name, twins, [twin.make(is_sparse=twin.is_sparse) for twin in twins]).step()
+    except Exception as error:
+        if "sparse gradients" in str(error):
+            raise PlanError(f"{name} can't step over these parameters: {headline(error)}") from error
 
 
 def _made(asked: Any, name: str, twins: Sequence[Twin], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -295,7 +295,7 @@ def _split_by(policy: Any) -> Any:
 
 
 def _twin(one: Held, ranks: Ranks) -> Twin:
-    return Twin(ranks.shard(tuple(one.tensor.shape)), ranks.master(one.tensor.dtype), shard_of(one.whole))
+    return Twin(ranks.shard(tuple(one.tensor.shape)), ranks.master(one.tensor.dtype), shard_of(one.whole), one.is_sparse)
 
 
 def _shard_bytes(tensor: torch.Tensor, ranks: Ranks) -> int:

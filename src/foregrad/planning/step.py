@@ -28,11 +28,14 @@ from .symbols import at_sizes
 from .work import own_path
 
 
+aten = torch.ops.aten
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:
     """A tensor that is there through the whole step. `kind`: "parameter", "buffer", "argument" or "closed over";
     `has_gradient`: the backward makes one for it. `elements`: of all ranks' parts of a parameter; `tensor` is this
-    rank's; `whole`: the wrapper that it is in, or itself.
+    rank's; `is_sparse`: its gradient is; `whole`: the wrapper that it is in, or itself.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Held:
 
     elements: int = 0
     whole: Any = None
+    is_sparse: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -174,7 +178,8 @@ def _held_by(plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mappi
         if given and pair is None and isinstance(info.source, PartOf)
     }
     found: dict[int, Held] = {}
-    for info, pair, given in zip(joint.signature.inputs, tensors, returned, strict=True):
+    gradients = joint.outputs()[joint.signature.num_forward_outputs :]
+    for info, pair, given, gradient in zip(joint.signature.inputs, tensors, returned, gradients, strict=False):
         if pair is None or id(pair[0]) in found:
             continue
         tensor, whole = pair
@@ -182,7 +187,7 @@ def _held_by(plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mappi
         slot = info.source.of.slot if isinstance(info.source, PartOf) else info.slot
         name = names.get(id(tensor)) or getattr(slot, "name", None) or getattr(slot, "path", str(slot))
         gets = bool(given) or (isinstance(info.source, PartOf) and info.source.wrapper in made)
-        found[id(tensor)] = Held(own_path(name), kind, tensor, gets, whole.numel(), whole)
+        found[id(tensor)] = Held(own_path(name), kind, tensor, gets, whole.numel(), whole, _is_sparse(gradient))
     for name, whole, tensor in parts:  # a tensor that no operator reads is there all the same
         kind = "parameter" if isinstance(whole, torch.nn.Parameter) else "buffer"
         found.setdefault(id(tensor), Held(name, kind, tensor, has_gradient=False, elements=whole.numel(), whole=whole))
@@ -204,6 +209,14 @@ def _tensor_of(info: Any, arguments: list[Any]) -> tuple[torch.Tensor, torch.Ten
         get: Callable[[], Any] | None = getattr(info.source, "get", None)
         value = None if get is None else get()
     return (value, value) if isinstance(value, torch.Tensor) else None
+
+
+def _is_sparse(gradient: Any) -> bool:
+    """Whether an embedding makes a gradient with `sparse=True`."""
+    target = getattr(gradient, "target", None)
+    return target is aten.embedding_sparse_backward.default or (
+        target is aten._embedding_bag_backward.default and gradient.args[9:10] == (True,)
+    )
 
 
 def _kind(slot: Any, tensor: torch.Tensor) -> str:
