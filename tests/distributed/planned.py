@@ -33,7 +33,9 @@ def spread(model: Net, kind: str, size: int) -> nn.Module:
     """The model on its ranks: of both, half of the ranks split operators."""
     if kind == "dp":
         return DistributedDataParallel(model, init_sync=False)
-    mesh = init_device_mesh("cpu", (2, size // 2) if kind == "both" else (size,), mesh_dim_names=("0", "1")[: 1 + (kind == "both")])
+    mesh = init_device_mesh(
+        "cpu", (2, size // 2) if kind == "both" else (size,), mesh_dim_names=("0", "1")[: 1 + (kind == "both")]
+    )
     whole, parts = (mesh["0"], mesh["1"]) if kind == "both" else (mesh, mesh)
     for layer in model.layers:
         if kind != "fsdp":

@@ -330,7 +330,10 @@ def test_a_table_of_batch_by_sequence():
 def test_not_even_one_fits():
     model, x, labels = absent()
     plan = foregrad.plan(model, x, labels, optimizer="Adam", device="l4")
-    for choice, said in ((None, "the least peak is"), ("budget", "stand through the whole step, the budget is 1.0 MiB")):
+    for choice, said in (
+        (None, "the least peak is"),
+        ("budget", "stand through the whole step, the budget is 1.0 MiB"),
+    ):
         with pytest.raises(BudgetError, match=f"not even a batch of one fits.*{said}"):
             plan.largest(under="1 MiB", choice=choice)
     cells = str(plan.table(batch=(0, [1, 1 << 25]), sequence=({0: 1}, [64]), choice="budget")).splitlines()[2:]

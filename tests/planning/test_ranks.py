@@ -34,7 +34,7 @@ def test_the_memory_of_a_rank(kind, batch, size, tmp_path):
         plans.append(foregrad.plan(whole, *call, optimizer=optimizer_of(whole), device="cpu", mesh={kind: size}))
     for found in plans:
         assert (found.optimizer.state, found.trained) == (state, plans[0].trained)
-        for choice in ("save all", "eager"):
+        for choice in ("save all", "eager")[: 1 if kind == "dp" else 2]:
             assert found.choice(choice).peak - found.standing.total == pytest.approx(
                 measured, rel=0.03 if kind == "dp" else 0.001
             )

@@ -149,7 +149,9 @@ class Packed(Retrieved):
 
 
 def test_lengths_that_an_operator_reads_are_passed_with_their_values():
-    model, (tokens, lengths, labels) = absent(Packed(), (torch.zeros(5, 9).long(), torch.ones(5).long(), torch.zeros(5).long()))
+    model, (tokens, lengths, labels) = absent(
+        Packed(), (torch.zeros(5, 9).long(), torch.ones(5).long(), torch.zeros(5).long())
+    )
     with pytest.raises(UnsupportedDataDependentError) as asked:
         foregrad.plan(model, tokens, lengths, labels, device="h100")
     line = ENTRY.search(str(asked.value))[1]

@@ -57,6 +57,8 @@ def replicated(module: Any) -> tuple[Any, int] | None:
 class _Copy(torch.nn.Module):
     """A `DistributedDataParallel` without other processes."""
 
+    module: Any
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 

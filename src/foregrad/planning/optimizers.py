@@ -52,9 +52,7 @@ NONE = Optimizer("none", 0, 0, 0, ())
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Twin:
-    """The layout of a parameter for an optimizer: `original` is in the groups of an optimizer that was made already, and
-    the gradient `is_sparse`.
-    """
+    """The layout of a parameter for an optimizer: `original` is in the groups of an optimizer that was made already."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

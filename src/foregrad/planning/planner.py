@@ -172,7 +172,7 @@ class _Planner:
         return result
 
     def _gathered(self) -> Layers:
-        """The modules that are gathered as one, by their paths in the step, where a function has a name for the model."""
+        """The modules that are gathered as one, by their paths in the step: a function has a name for the model."""
         known = {path for one in self.work.values() for path, _ in one.stack}
         units = [path for path in self.ranks.units if path]
         owns = [[own for own in known if f".{own}".endswith(f".{path}")] for path in units]
@@ -295,7 +295,8 @@ def _split_by(policy: Any) -> Any:
 
 
 def _twin(one: Held, ranks: Ranks) -> Twin:
-    return Twin(ranks.shard(tuple(one.tensor.shape)), ranks.master(one.tensor.dtype), shard_of(one.whole), one.is_sparse)
+    shape, dtype = ranks.shard(tuple(one.tensor.shape)), ranks.master(one.tensor.dtype)
+    return Twin(shape, dtype, shard_of(one.whole), one.is_sparse)
 
 
 def _shard_bytes(tensor: torch.Tensor, ranks: Ranks) -> int:

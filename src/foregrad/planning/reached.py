@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
 from typing import Any
@@ -13,35 +12,28 @@ from .._torch.nested import leaves
 
 
 def modules_in(function: Any) -> list[nn.Module]:
-    """The modules that a function or module reaches, each once, without those inside of another."""
-    found: list[nn.Module] = []
-    _look(function, found, set())
-    inner = {id(part) for module in found for part in module.modules() if part is not module}
-    return [module for module in found if id(module) not in inner]
-
-
-def _look(value: Any, found: list[nn.Module], seen: set[int]) -> None:
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    inside: list[Any] = []
-    if isinstance(value, nn.Module):
-        found.append(value)
-    elif isinstance(value, types.FunctionType):
-        inside = [value.__globals__.get(name) for name in names_of(value.__code__)]
-        inside = [one for one in leaves(inside) if isinstance(one, nn.Module)]
-        for cell in value.__closure__ or ():
-            with contextlib.suppress(ValueError):  # an empty cell
-                inside.append(cell.cell_contents)
-    elif isinstance(value, types.MethodType):
-        inside = [value.__func__, value.__self__]
-    elif isinstance(value, functools.partial):
-        inside = [value.func, value.args, value.keywords]
-    elif not isinstance(value, (type, types.ModuleType)):
-        attributes = [*leaves(getattr(value, "__dict__", {}))]
-        found += [one for one in attributes if isinstance(one, nn.Module)]
-    for one in leaves(inside):
-        _look(one, found, seen)
+    """The modules that a function or module reaches, each once, without modules inside of others."""
+    found: dict[int, nn.Module] = {}
+    seen, left = set[int](), [function]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            found[id(value)] = value
+        elif isinstance(value, types.FunctionType):
+            named = [value.__globals__.get(name) for name in names_of(value.__code__)]
+            left += [one for one in leaves(named) if isinstance(one, nn.Module)]
+            left += leaves([cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()])
+        elif isinstance(value, types.MethodType):
+            left += [value.__func__, value.__self__]
+        elif isinstance(value, functools.partial):
+            left += leaves([value.func, value.args, value.keywords])
+        elif not isinstance(value, (type, types.ModuleType)):
+            left += [one for one in leaves(getattr(value, "__dict__", {})) if isinstance(one, nn.Module)]
+    inner = {id(part) for module in found.values() for part in module.modules() if part is not module}
+    return [module for key, module in found.items() if key not in inner]
 
 
 def names_of(code: types.CodeType) -> set[str]:

@@ -27,7 +27,6 @@ from .reached import modules_in
 from .symbols import at_sizes
 from .work import own_path
 
-
 aten = torch.ops.aten
 
 
