@@ -1,4 +1,5 @@
-"""A rank that trains a model by `fully_shard` or `DistributedDataParallel`, and says the peak of a step's memory.
+"""A rank that trains a model by `fully_shard`, DTensor, both, or `DistributedDataParallel`, with an optimizer of two
+groups. It says the bytes of the optimizer's state and the peak of a step's memory.
 
 python -m tests.distributed.planned rank size store kind batch
 """
@@ -10,7 +11,9 @@ import sys
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.ranks import joined
@@ -26,15 +29,39 @@ def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(batch, 256), torch.randint(0, 10, (batch,))
 
 
+def spread(model: Net, kind: str, size: int) -> nn.Module:
+    """The model on its ranks: of both, half of the ranks split operators."""
+    if kind == "dp":
+        return DistributedDataParallel(model, init_sync=False)
+    mesh = init_device_mesh(
+        "cpu", (2, size // 2) if kind == "both" else (size,), mesh_dim_names=("0", "1")[: 1 + (kind == "both")]
+    )
+    whole, parts = (mesh["0"], mesh["1"]) if kind == "both" else (mesh, mesh)
+    for layer in model.layers:
+        if kind != "fsdp":
+            parallelize_module(layer, parts, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        if kind != "tp":
+            fully_shard(layer, mesh=whole)
+    if kind != "tp":
+        fully_shard(model, mesh=whole)
+    return model
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    inner = getattr(model, "module", model)
+    groups = [{"params": [*inner.layers.parameters()], "amsgrad": True}, {"params": [*inner.head.parameters()]}]
+    return torch.optim.AdamW(groups, lr=1e-3)
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of this rank, but for the counts of steps."""
+    found = [one for state in optimizer.state.values() for name, one in state.items() if name != "step"]
+    return sum(getattr(one, "_local_tensor", one).nbytes for one in found)
+
+
 def main(kind: str, batch: int) -> None:
-    model: nn.Module = net()
-    if kind == "fsdp":
-        for layer in model.layers:
-            fully_shard(layer)
-        fully_shard(model)
-    else:
-        model = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model = spread(net(), kind, torch.distributed.get_world_size())
+    optimizer = optimizer_of(model)
     x, labels = inputs(batch)
 
     def step() -> None:
@@ -46,7 +73,9 @@ def main(kind: str, batch: int) -> None:
     step()
     gc.collect()
     # A thread of gloo's may let a buffer go late, which is no matter of the step.
-    print(f"peak {min(peak_of(step) for _ in range(20))}", flush=True)
+    print(f"state {state_of(optimizer)}", flush=True)
+    rounds = 3 if kind in ("tp", "both") else 20
+    print(f"peak {min(peak_of(step) for _ in range(rounds))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import warnings
 import weakref
 
@@ -123,6 +124,19 @@ def _(wrap):
     region = foregrad.eager_region(lambda x: calls.append(1) or x.sin())
     wrap(lambda x: checkpoint(region, x * 2, use_reentrant=False).sum())(ONES(3)).backward()
     return len(calls)
+
+
+@silent("calls an eager region that begins, after the capture")
+def _(wrap):
+    state, values = types.SimpleNamespace(scale=1), iter((1, 2))
+
+    @foregrad.eager_region
+    def region(x):
+        state.scale = next(values)
+        return x * 1
+
+    called = wrap(lambda x: region(x) * state.scale)
+    return [called(torch.ones(2)) for _ in range(2)]
 
 
 @silent("passes the result of a custom Function")

@@ -76,6 +76,27 @@ class Picking(nn.Module):
         return self.second(self.first(x)[torch.arange(len(x)) % 7]).index_select(0, torch.arange(5)).square().sum()
 
 
+class Summing(nn.Module):
+    """Autograd adds its gradients in place: nobody else holds them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+
+    def forward(self, x):
+        found = self.first(x)
+        found = found * found
+        return sum(found[:, at].exp().sum() for at in range(4))
+
+
+class Sharing(Summing):
+    """Autograd's sums are new memories: an expanded gradient, and gradients that are one tensor."""
+
+    def forward(self, x):
+        found = self.first(x)
+        return (found + found).sum() + found.exp().mean() + (found + x).sin().sum()
+
+
 class Converting(nn.Module):
     """Its derivative multiplies numbers of two dtypes."""
 
@@ -104,7 +125,7 @@ CONVOLUTIONS = nn.Sequential(
 
 
 @pytest.mark.parametrize("partition", ["eager", "default", "min_cut"])
-@pytest.mark.parametrize("make", [Recurrent, Picking, Converting, Bags, lambda: CONVOLUTIONS])
+@pytest.mark.parametrize("make", [Recurrent, Picking, Summing, Sharing, Converting, Bags, lambda: CONVOLUTIONS])
 def test_kernels_with_workspaces(make, partition):
     torch.manual_seed(0)
     model, x = make(), torch.randn(64, 32)
@@ -126,7 +147,7 @@ def test_kernels_with_workspaces(make, partition):
     gc.collect()
     found = plan.choice(partition)
     assert found.memory is not None, found.why_not
-    assert found.peak - plan.standing.total == pytest.approx(peak_of(step), rel=0.02)
+    assert found.peak - plan.standing.total == pytest.approx(peak_of(step), rel=0.005)
 
 
 def test_sparse_gradients_have_the_memory_of_their_values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 
 import pytest
 import torch
@@ -91,6 +92,24 @@ def test_the_state_of_each_optimizer_of_pytorch(kind):
     state = optimizer.state[there.weight]
     expected = sum(v.nbytes for v in state.values() if isinstance(v, torch.Tensor) and v.numel() > 1)
     assert found.state == pytest.approx(expected, abs=16)
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIMIZERS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_an_optimizer_says_of_sparse_gradients_what_it_says_in_a_step(kind, layer):
+    if kind.__name__ in REFUSED:
+        pytest.skip("not planned")
+    table, at = layer(64, 8, sparse=True), torch.zeros(4, 2, dtype=torch.long)
+    optimizer = kind(table.parameters())
+    table(at).sum().backward()
+    try:
+        optimizer.step()
+    except RuntimeError as refused:
+        with pytest.raises(PlanError, match=str(refused)):
+            foregrad.plan(lambda at: table(at).sum(), at, optimizer=optimizer, device="h100")
+        return
+    assert foregrad.plan(lambda at: table(at).sum(), at, optimizer=kind, device="h100").optimizer.name == kind.__name__
 
 
 def test_an_optimizer_that_was_made_keeps_its_groups():
@@ -240,18 +259,19 @@ def test_shards_that_stay_gathered_need_more():
 # ------------------------------------------------------------------------------------------------- the largest
 
 
-@pytest.mark.parametrize("choice", ["save all", "checkpoint each layer", None])
+@pytest.mark.parametrize("choice", ["save all", "checkpoint each layer", "budget", None])
 def test_the_largest_batch_is_the_largest_by_trying(choice):
     model, x, labels = absent(8)
     found = foregrad.plan(model, x, labels, optimizer="Adam", device="l4").largest(under="4 MiB", choice=choice)
 
     def peak(batch):
-        other = foregrad.plan(model, *absent(batch)[1:], optimizer="Adam", device="l4")
-        named = [one for one in other.choices if one.name != "budget"]
-        return min(one.peak for one in named) if choice is None else other.choice(choice).peak
+        device = {"like": "l4", "memory": "4 MiB"}
+        other = foregrad.plan(model, *absent(batch)[1:], optimizer="Adam", device=device)
+        named = [one for one in other.choices if one.name == choice or (choice is None and one.name != "budget")]
+        return min(math.inf if one.peak is None else one.peak for one in named)
 
     assert peak(found.size) == found.peak <= 4 << 20 < peak(found.size + 1)
-    assert len(found.tried) <= 9  # of thousands
+    assert len(found.tried) <= (15 if choice == "budget" else 9)  # of thousands
     assert (found.captures, found.why_captured) == (2, "")  # with a symbol, and of a batch of one
 
 
@@ -309,8 +329,23 @@ def test_a_table_of_batch_by_sequence():
 
 def test_not_even_one_fits():
     model, x, labels = absent()
-    with pytest.raises(BudgetError, match=r"not even a batch of one fits.*the least peak is"):
-        foregrad.plan(model, x, labels, optimizer="Adam", device="l4").largest(under="1 MiB")
+    plan = foregrad.plan(model, x, labels, optimizer="Adam", device="l4")
+    for choice, said in (
+        (None, "the least peak is"),
+        ("budget", "stand through the whole step, the budget is 1.0 MiB"),
+    ):
+        with pytest.raises(BudgetError, match=f"not even a batch of one fits.*{said}"):
+            plan.largest(under="1 MiB", choice=choice)
+    cells = str(plan.table(batch=(0, [1, 1 << 25]), sequence=({0: 1}, [64]), choice="budget")).splitlines()[2:]
+    assert [row.split()[-1] for row in cells] == ["MiB", "!"]
+
+
+def test_a_choice_that_is_there_at_no_size_says_why():
+    with torch.device("meta"):
+        table, at = nn.EmbeddingBag(64, 8, sparse=True), torch.zeros(4, 2, dtype=torch.long)
+    plan = foregrad.plan(lambda at: table(at).sum(), at, device="l4")
+    with pytest.raises(PlanError, match=r"there is no 'eager' at a size of .*sparse gradient"):
+        plan.largest(choice="eager")
 
 
 def test_a_dimension_that_is_not_there():

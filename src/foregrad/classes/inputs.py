@@ -221,7 +221,7 @@ class InputsOfClasses(OpenInputs):
             spec, samples = self.samples(real)
             number = len(self.reached)
             parts = [
-                adopt_part(sample, PartOf(number, i, _inner_slot(source.slot, path)))
+                adopt_part(sample, PartOf(number, i, _inner_slot(source.slot, path), source))
                 for i, (sample, path) in enumerate(zip(samples, spec.paths(), strict=True))
             ]
             known = self.reached[real] = WrapperInput(spec, parts, real, str(source.slot), source)

@@ -54,12 +54,13 @@ class MemoryOf:
 class PartOf:
     """Source of an input that is a plain tensor in a wrapper subclass: plain tensor `part` of `wrapper`.
 
-    `wrapper` counts wrappers that the function reached by itself.
+    `wrapper` counts wrappers that the function reached by itself; `of` is the wrapper's own source.
     """
 
     wrapper: int
     part: int
     slot: Slot
+    of: Any = dataclasses.field(default=None, repr=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

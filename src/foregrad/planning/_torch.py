@@ -54,6 +54,15 @@ def replicated(module: Any) -> tuple[Any, int] | None:
     return (module.module, module.process_group.size()) if cls is not None and isinstance(module, cls) else None
 
 
+class _Copy(torch.nn.Module):
+    """A `DistributedDataParallel` without other processes."""
+
+    module: Any
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
 def _sharded_groups(module: Any) -> list[tuple[str, Any, Any, Any]]:
     """(path, module, state, group of parameters) of each module that `fully_shard` was called on."""
     cls: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
@@ -87,9 +96,13 @@ def sharding_of(module: Any) -> Sharding | None:
 @contextlib.contextmanager
 def unsharded(module: Any) -> Iterator[None]:
     """Context: a module that `fully_shard` was called on computes as it did before, with whole parameters on `meta`, or
-    fakes of the kind that its shards are, in the dtype that it computes in.
+    fakes of the kind that its shards are, in the dtype that it computes in; a `DistributedDataParallel` only calls its
+    module.
     """
     with contextlib.ExitStack() as after:
+        if replicated(module) is not None:
+            after.callback(setattr, module, "__class__", type(module))
+            module.__class__ = _Copy
         for _, part, state, group in _sharded_groups(module):
             for name in ("_forward_pre_hooks", "_forward_hooks"):
                 hooks = getattr(part, name)
@@ -103,7 +116,8 @@ def unsharded(module: Any) -> Iterator[None]:
                 after.callback(setattr, part, "__class__", cls)
                 part.__class__ = base
             for one in group.fsdp_params:
-                whole = _whole(one, group.mp_policy.param_dtype)
+                whole: Any = _whole(one, group.mp_policy.param_dtype)
+                whole.shard = one.sharded_param
                 info = one._module_info
                 places = [
                     (info.module, info.param_name),
@@ -113,6 +127,12 @@ def unsharded(module: Any) -> Iterator[None]:
                     after.callback(owner._parameters.__setitem__, name, owner._parameters[name])
                     owner._parameters[name] = whole
         yield
+
+
+def shard_of(tensor: Any) -> torch.Tensor:
+    """The parameter of `fully_shard` that a whole parameter stands for; a tensor itself for any other tensor."""
+    found: torch.Tensor = getattr(tensor, "shard", tensor)
+    return found
 
 
 def _casting(policy: Any) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import functools
 import re
 import sys
 import threading
+import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -101,7 +102,7 @@ def _refuse(lines: tuple[str, ...]) -> NoReturn:
 
 class SaidValues(TorchFunctionMode):
     """The user's function asks for values that are not there: `sizes` has them, by line. `known`: the numbers that were
-    there, by line, for a run on tensors without any.
+    there, by line, for a later run on tensors without any.
     """
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:
@@ -112,6 +113,9 @@ class SaidValues(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.tolist and args[0].is_meta:
+            with self:
+                return [one.tolist() for one in args[0]] if args[0].dim() else args[0].item()
         give = _ANSWERS.get(func)
         if (
             give is None
@@ -125,34 +129,33 @@ class SaidValues(TorchFunctionMode):
         try:
             found = func(*args, **kwargs)
             if isinstance(found, (bool, int, float)):
-                caller = sys._getframe(1)
-                self.known.setdefault(f"{caller.f_code.co_filename}:{caller.f_lineno}", []).append(found)
+                self.known.setdefault(next(self._lines()), []).append(found)
             return found
         except (UnsupportedDataDependentError, RuntimeError) as error:
             in_capture = isinstance(error, UnsupportedDataDependentError)
-            said = self._said(*(self._lines() if not in_capture else [line_asked(error)]))
+            said = self._said(line_asked(error)) if in_capture else self._said(*self._lines(), more=self.known)
             if said is None:
                 raise
             return give(func, said, *args, **kwargs)
 
-    def _said(self, *lines: str) -> Any:
+    def _said(self, *lines: str, more: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
         """The value said of a line; of a list the next, for each time that the line asks."""
         for line in lines:
-            for name, value in self.sizes.items():
+            for name, value in [*self.sizes.items(), *more.items()]:
                 if line == name or line.endswith(f"/{name}"):
                     self._asked[name] += 1
-                    if (capture := getattr(_LOCAL, "capture", None)) is not None:
+                    if name in self.sizes and (capture := getattr(_LOCAL, "capture", None)) is not None:
                         capture.lines.add(name)
                     many = isinstance(value, (list, tuple))
                     return value[(self._asked[name] - 1) % len(value)] if many else value
         return None
 
     def _lines(self) -> Iterator[str]:
-        frame: Any = sys._getframe(2) if self.sizes else None
+        frame: Any = sys._getframe(2)
         for _ in range(_FRAMES):
-            if frame is not None:
+            if frame is not None and frame.f_code.co_filename != __file__:
                 yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                frame = frame.f_back
+            frame = frame and frame.f_back
 
 
 def line_asked(error: Exception) -> str:

@@ -34,12 +34,14 @@ from .kernels import AcceleratorKernels
 from .memory import Alive, Standing, StepMemory
 from .optimizers import Optimizer
 from .ranks import Ranks, Unit
+from .reached import names_of
 from .replay import Script
 from .result import Recipe
 from .sharded import COMPUTE, GATHER, REDUCE
 from .step import TrainingStep, loss_in, planned
 from .work import Layers, cost_of, pattern
 
+aten = torch.ops.aten
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 # PyTorch's derivatives write into zeros in place, but under a mode.
@@ -48,10 +50,12 @@ _WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # of collectives: the result 
 
 
 class _Twins:
-    """Tensors without memory in the place of a program's, and copies of its modules over these, each once."""
+    """Tensors without memory in the place of a program's, and copies of its modules over these, each once.
+    `keeps_values`: a tensor with values has a twin with values.
+    """
 
-    def __init__(self, fakes: NewFakeMode | None) -> None:
-        self.fakes = fakes
+    def __init__(self, fakes: NewFakeMode | None, *, keeps_values: bool = False) -> None:
+        self.fakes, self.keeps_values = fakes, keeps_values
         self.storages: list[Any] = []
         self.modules: list[nn.Module] = []
         self._memo: dict[int, Any] = {}
@@ -86,6 +90,8 @@ class _Twins:
             if not all(part.is_meta for part in parts_of(tensor)):
                 raise PlanError(f"a {type(tensor).__name__} has a twin on `meta` alone")
             twin = tensor.detach().clone()
+        elif self.keeps_values and not tensor.is_meta:
+            twin = tensor.detach().clone()
         else:
             device = tensor.device if not tensor.is_meta else torch.device("cpu")
             with self.fakes or contextlib.nullcontext():
@@ -112,7 +118,7 @@ class _Twins:
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
         """The function over copies of the modules and tensors in its cells and globals."""
-        names, known = _names(function.__code__), function.__globals__
+        names, known = names_of(function.__code__), function.__globals__
         own = {name: known[name] for name in names if isinstance(known.get(name), (nn.Module, torch.Tensor))}
         cells = function.__closure__ or ()
         made = types.FunctionType(
@@ -154,11 +160,6 @@ class _Twins:
     )
 
 
-def _names(code: types.CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
 class StorageLog(ThreadDispatchMode):
     """Records the storages of operators' results, without the twins'. `made`: (operator, module, whether in the
     backward) by number.
@@ -177,11 +178,16 @@ class StorageLog(ThreadDispatchMode):
         self._holders = Counter[int]()  # the storages of a memory
         self._stack = [""]
         self._again: Any = None
+        self._sum: tuple[int, int, int] | None = None  # of gradients: the numbers of an operand, the sum, and events
+        self._running, self._first = -1, 0  # the number of a node that runs, and of the first memory of its own
         self._marks: list[tuple[int, str]] = [(-1, "")]  # the module from a sequence number of autograd on
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
+        node = self._node()
+        if node is not None and (running := sequence_nr_of(node)) != self._running:
+            self._running, self._first = running, len(self.made)
         result = func(*args, **(kwargs or {}))
         returns = func._schema.returns
         if returns and returns[0].alias_info is not None:
@@ -190,9 +196,13 @@ class StorageLog(ThreadDispatchMode):
         if any(one.is_sparse for one in found):
             raise PlanError("the life of a sparse gradient is not followed")
         is_own = func.__name__.partition(".")[0] in (_IN_PLACE if self._in_derivative() else _WAITS)
+        self._sum = None
+        is_sum = func is aten.add.Tensor and found and self._sums(args[0])
         workspace, sizes = (0, ()) if self.fakes is None else measured_kernel(func, args, kwargs or {})
         for tensor, size in zip(found, sizes or [0] * len(found), strict=False):
             self._see(tensor, func, args[0] if is_own else None, size)
+        if is_sum:
+            self._sum = self.number(args[0]), self.number(found[0]), len(self.numbers)
         if workspace:
             self.give(self.take(workspace, f"the workspace of {func}"))
         if found and self.turned is not None and torch.is_grad_enabled():  # as checkpointing runs a forward again
@@ -208,6 +218,16 @@ class StorageLog(ThreadDispatchMode):
         """Whether a derivative of PyTorch runs, by the number in the name."""
         node = self._node()
         return node is not None and node.name().endswith("Backward0")
+
+    def _sums(self, operand: torch.Tensor) -> bool:
+        """Whether autograd adds a gradient to an operand, rather than a derivative: the operand is of an earlier node,
+        or the node has two gradients for one tensor.
+        """
+        node = self._node()
+        if node is None or not self.number(operand) or not aten.is_non_overlapping_and_dense(operand):
+            return False
+        following = [one for one in node.next_functions if one[0] is not None]
+        return self.number(operand) < self._first or len({*following}) < len(following)
 
     def _node(self) -> Any:
         return current_autograd_node() if self.turned is not None and not torch.is_grad_enabled() else None
@@ -227,8 +247,23 @@ class StorageLog(ThreadDispatchMode):
         place, key = self._references.pop(reference)
         del self._alive[place]
         self._holders[key] -= 1
-        if key and not self._holders[key]:
+        if not key or self._holders[key]:
+            return
+        if self._sum is not None and self._sum[::2] == (key, len(self.numbers)):
+            self._add_in_place(*self._sum[:2])
+        else:
             self.give(key)
+
+    def _add_in_place(self, operand: int, total: int) -> None:
+        """A sum of gradients whose operand nobody else holds: it goes at once. Autograd adds in place, but under a
+        mode: the sum's storage has the operand's memory.
+        """
+        del self.numbers[-3:]
+        self.made.pop()
+        self._sum = None
+        reference, (place, _) = self._references.popitem()
+        self._alive[place], self._references[reference] = operand, (place, operand)
+        self._holders[operand] += self._holders.pop(total)
 
     def take(self, size: int, name: str = "", stream: int = COMPUTE, *, stays: bool = False) -> int:
         """A memory; gives its number."""
@@ -406,13 +441,14 @@ def eager_of(
     """
     args, kwargs = call
     is_real = not recipe.device.is_accelerator and any(not one.tensor.is_meta for one in step.held)
-    twins = _Twins(NewFakeMode() if is_real else None)
+    is_absent = any(one.tensor.is_meta for one in step.held)  # then tensors with values are there for these
+    twins = _Twins(NewFakeMode() if is_real else None, keeps_values=is_absent and not is_real)
     with planned(recipe.function) as plain:
         function, args, kwargs = twins.of(plain), twins.of(tuple(args)), twins.of(dict(kwargs))
     record = StorageLog(twins, recipe.device)
     run = None
     if recipe.ranks.fsdp > 1:
-        held = ((one.name, twins.of(one.tensor)) for one in step.of_kind("parameter"))
+        held = ((one.name, twins.of(one.whole)) for one in step.of_kind("parameter"))
         parameters: dict[str, list[Any]] = {}
         for name, one in function.named_parameters() if isinstance(function, nn.Module) else held:
             parameters.setdefault(layers.of(name), []).append(one)

@@ -51,19 +51,22 @@ def largest_of(plan: Plan, *, batch: Any, under: int | str | None, choice: str |
     Raises `PlanError` for a dimension that is not there, `BudgetError` where no batch fits.
     """
     limit = _limit(plan, under)
-    peaks = _Peaks(plan, [_axis(plan, batch, "batch")], choice)
-    tried: dict[int, tuple[int, bool]] = {}
+    peaks = _Peaks(plan, [_axis(plan, batch, "batch")], choice, limit)
+    tried: dict[int, tuple[int | None, bool]] = {}
 
     def fits(size: int) -> bool:
-        peak = peaks.captured((size,))[1]
-        tried[size] = peak, peak <= limit
-        return peak <= limit
+        peak = peaks.captured((size,))[1] if peaks.exists((size,)) else None
+        tried[size] = peak, peak is not None and peak <= limit
+        return tried[size][1]
 
     if not fits(1):
-        name, peak = peaks.captured((1,))
+        least = peaks.why_not((1,))
+        if not least:
+            name, peak = peaks.captured((1,))
+            least = f"the least peak is {in_bytes(peak)} ({peak} bytes), by {name!r}"
         raise BudgetError(
-            f"not even a batch of one fits: {in_bytes(limit)} can't be met by `{plan.name}`; the least peak is "
-            f"{in_bytes(peak)} ({peak} bytes), by {name!r}. Raise the limit, or train on more ranks (mesh=)."
+            f"not even a batch of one fits: {in_bytes(limit)} can't be met by `{plan.name}`; {least}. Raise the limit, "
+            "or train on more ranks (mesh=)."
         )
     size = _found(peaks, limit, fits)
     name, peak = peaks.captured((size,))
@@ -79,12 +82,13 @@ def table_of(plan: Plan, *, batch: Any, sequence: Any, choice: str | None) -> Ta
     if wrong := [size for size in (*batches, *lengths) if not isinstance(size, int) or size < 1]:
         raise PlanError(f"the sizes of a table are integers from 1 on, not {wrong[0]!r}")
     axes = [_axis(plan, batch_at, "batch"), _axis(plan, sequence_at, "sequence")]
-    peaks = _Peaks(plan, axes, choice)
+    peaks = _Peaks(plan, axes, choice, plan.budget)
     rows = []
     for size in batches:
-        found = [peaks.captured((size, length))[1] for length in lengths]
-        marks = ["" if plan.budget is None or peak <= plan.budget else " !" for peak in found]
-        rows.append([str(size), *(f"{in_bytes(peak)}{mark}" for peak, mark in zip(found, marks, strict=True))])
+        found = [peaks.captured(at)[1] if peaks.exists(at) else None for at in ((size, length) for length in lengths)]
+        marks = ["" if plan.budget is None or (peak and peak <= plan.budget) else " !" for peak in found]
+        shown = ["none" if peak is None else in_bytes(peak) for peak in found]
+        rows.append([str(size), *(f"{peak}{mark}" for peak, mark in zip(shown, marks, strict=True))])
     columns = ("batch", *map(str, lengths))
     above = "" if plan.budget is None else f" (! is above {in_bytes(plan.budget)})"
     return Table(f"peak of {plan.name} by batch and sequence{above}", columns, rows, right=len(columns))
@@ -137,11 +141,13 @@ class _Peaks:
     against symbols for these sizes; "" where it does.
     """
 
-    def __init__(self, plan: Plan, axes: Sequence[_Axis], choice: str | None) -> None:
-        if choice is not None:
+    def __init__(self, plan: Plan, axes: Sequence[_Axis], choice: str | None, limit: int | None) -> None:
+        if choice is not None and choice != "budget":
             plan.choice(choice)  # it raises
-        self.plan, self.axes, self.choice = plan, axes, choice
-        self._plans: dict[Sizes, Plan] = {tuple(axis.size for axis in axes): plan}
+        self.plan, self.axes, self.choice, self.limit = plan, axes, choice, limit
+        self._plans: dict[Sizes, Plan] = {}
+        if choice != "budget":
+            self._plans[tuple(axis.size for axis in axes)] = plan
         self._step: TrainingStep | None = None
         self.captures, self.why_captured = 0, ""
 
@@ -149,7 +155,7 @@ class _Peaks:
         if sizes not in self._plans:
             names = [one.name for one in self.plan.choices if one.name not in _OTHERS]
             only = tuple(names) if self.choice is None else (self.choice,)
-            recipe = dataclasses.replace(self.plan.call[0], budget=None, only=only)
+            recipe = dataclasses.replace(self.plan.call[0], budget=self.limit, only=only)
             with without_fake_mode():
                 self._plans[sizes] = self._by_symbols(recipe, sizes) or self._by_capture(recipe, sizes)
         return self._plans[sizes]
@@ -184,10 +190,19 @@ class _Peaks:
     def captured(self, sizes: Sizes) -> tuple[str, int]:
         """The choice that needs least at these sizes, and its peak."""
         found = [(one.memory.peak, one.name) for one in self.choices_at(sizes) if one.memory is not None]
-        if not found:
-            raise PlanError(f"the choice {self.choice!r} does not exist at a size of {sizes}")
         peak, name = min(found)
         return name, peak
+
+    def exists(self, sizes: Sizes) -> bool:
+        """Whether there is a choice at these sizes. Raises `PlanError` where no limit would make one."""
+        found = self.choices_at(sizes)
+        if self.choice != "budget" and all(one.memory is None for one in found):
+            raise PlanError(f"there is no {self.choice!r} at a size of {sizes}: {found[0].why_not}")
+        return any(one.memory is not None for one in found)
+
+    def why_not(self, sizes: Sizes) -> str:
+        """The reason for which the choice does not exist; "" where it does."""
+        return self.choices_at(sizes)[0].why_not if self.choice == "budget" else ""
 
     def choices_at(self, sizes: Sizes) -> list[Choice]:
         found = self.plan_at(sizes).choices

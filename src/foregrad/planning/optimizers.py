@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -55,11 +56,13 @@ class Twin:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    original: torch.Tensor
+    original: Any
+    is_sparse: bool = False
 
-    def make(self) -> nn.Parameter:
-        twin = nn.Parameter(torch.empty(self.shape, dtype=self.dtype, device="meta"))
-        twin.grad = torch.empty_like(twin)
+    def make(self, *, is_sparse: bool = False) -> nn.Parameter:
+        make = functools.partial(torch.empty, self.shape, dtype=self.dtype, device="meta")
+        twin = nn.Parameter(make())
+        twin.grad = make(layout=torch.sparse_coo if is_sparse else torch.strided)
         return twin
 
 
@@ -81,6 +84,8 @@ def optimizer_of(asked: Any, twins: Sequence[Twin], *, is_accelerator: bool) -> 
         raise PlanError(f"{name} runs the model itself in its step, as often as values say: its step can't be planned")
     if is_accelerator:
         _take_lists(optimizer)
+    if any(twin.is_sparse for twin in twins):
+        _check_sparse(asked, name, twins)
     watch = _Meter()
     try:
         with watch:
@@ -93,6 +98,15 @@ def optimizer_of(asked: Any, twins: Sequence[Twin], *, is_accelerator: bool) -> 
         raise PlanError(f"{name} can't step on tensors without values, so its state is not known: {said}") from error
     state = tuple(_bytes(optimizer.state.get(parameter, {})) for parameter in parameters)
     return Optimizer(name, sum(state), watch.most, watch.moved, state, first, tuple(watch.trace))
+
+
+def _check_sparse(asked: Any, name: str, twins: Sequence[Twin]) -> None:
+    """Raise what the optimizer says to sparse gradients. One that takes them is planned with dense ones."""
+    try:
+        _made(asked, name, twins, [twin.make(is_sparse=twin.is_sparse) for twin in twins]).step()
+    except Exception as error:
+        if "sparse gradients" in str(error):
+            raise PlanError(f"{name} can't step over these parameters: {headline(error)}") from error
 
 
 def _made(asked: Any, name: str, twins: Sequence[Twin], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -119,7 +133,9 @@ def _renewed(
     optimizer: torch.optim.Optimizer, twins: Sequence[Twin], parameters: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """A copy over twins, without state."""
-    by_original = {id(twin.original): parameter for twin, parameter in zip(twins, parameters, strict=True)}
+    by_original: dict[int, list[nn.Parameter]] = {}
+    for twin, parameter in zip(twins, parameters, strict=True):  # several of a wrapper's
+        by_original.setdefault(id(twin.original), []).append(parameter)
     if not any(id(parameter) in by_original for group in optimizer.param_groups for parameter in group["params"]):
         raise PlanError(
             f"none of the parameters of this {type(optimizer).__name__} gets a gradient in the step: make it over "
@@ -128,7 +144,7 @@ def _renewed(
     other = copy.copy(optimizer)
     other.state = collections.defaultdict(dict)
     other.param_groups = [
-        {**group, "params": [by_original[id(p)] for p in group["params"] if id(p) in by_original]}
+        {**group, "params": [twin for p in group["params"] for twin in by_original.get(id(p), ())]}
         for group in optimizer.param_groups
     ]
     return other

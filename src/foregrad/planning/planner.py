@@ -11,6 +11,7 @@ from .._torch.fakes import without_fake_mode
 from ..errors import BudgetError, PartitionError, PlanError, headline
 from ..partitioners import in_bytes
 from . import choices
+from ._torch import shard_of
 from .asked import check_sizes
 from .choices import Asked, Choice
 from .devices import Shares, bytes_of, device_of
@@ -20,7 +21,7 @@ from .memory import Standing, memory_of
 from .optimizers import Twin, optimizer_of
 from .ranks import CollectiveCost, Ranks, Unit, collectives_of, ranks_in_module, seconds_of
 from .result import Plan, Recipe, Tally
-from .step import Held, TrainingStep
+from .step import Held, TrainingStep, planned
 from .work import Layers, by_module, layers_of, work_of
 
 
@@ -106,12 +107,13 @@ def _default_device(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 def make_plan(recipe: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
     """The plan of a recipe for one call."""
-    return plan_of(recipe, recipe.step(args, kwargs), args, kwargs)
+    with planned(recipe.function):
+        return plan_of(recipe, recipe.step(args, kwargs), args, kwargs)
 
 
 def plan_of(recipe: Recipe, step: TrainingStep, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
     """The plan of a recipe for a captured step."""
-    with without_fake_mode():
+    with without_fake_mode(), planned(recipe.function):
         return _Planner(recipe, step).plan(args, kwargs)
 
 
@@ -125,11 +127,11 @@ class _Planner:
         self.recipe, self.step, self.ranks = recipe, step, recipe.ranks
         self.work = work_of(step.joint, recipe.device, self.ranks.host)
         self.layers = layers_of(self.work.values())
-        self.gathered = Layers(tuple(path for path in self.ranks.units if path)) if self.ranks.units else self.layers
+        self.gathered = self._gathered() if self.ranks.units else self.layers
         self.parameters = step.of_kind("parameter")
         self._check_parts()
         trained = [one for one in self.parameters if one.has_gradient]
-        twins = [_twin(one.tensor, self.ranks) for one in trained]
+        twins = [_twin(one, self.ranks) for one in trained]
         self.optimizer = optimizer_of(recipe.optimizer, twins, is_accelerator=recipe.device.is_accelerator)
         self.units = _units(self.parameters, self.gathered, self.ranks)
         self.standing = self._standing()
@@ -165,9 +167,16 @@ class _Planner:
             trained=sum(one.elements for one in self.parameters if one.has_gradient),
             call=(recipe, args, dict(kwargs)),
         )
-        if recipe.budget is not None and not result.fitting:
+        if recipe.budget is not None and recipe.only is None and not result.fitting:
             raise self._nothing_fits(result)
         return result
+
+    def _gathered(self) -> Layers:
+        """The modules that are gathered as one, by their paths in the step: a function has a name for the model."""
+        known = {path for one in self.work.values() for path, _ in one.stack}
+        units = [path for path in self.ranks.units if path]
+        owns = [[own for own in known if f".{own}".endswith(f".{path}")] for path in units]
+        return Layers(tuple(min(own, key=len, default=path) for path, own in zip(units, owns, strict=True)))
 
     def _inside(self) -> list[CollectiveCost]:
         """The collectives of the graph itself."""
@@ -285,8 +294,9 @@ def _split_by(policy: Any) -> Any:
     return lambda joint: partition(joint, policy)
 
 
-def _twin(tensor: torch.Tensor, ranks: Ranks) -> Twin:
-    return Twin(ranks.shard(tuple(tensor.shape)), ranks.master(tensor.dtype), tensor)
+def _twin(one: Held, ranks: Ranks) -> Twin:
+    shape, dtype = ranks.shard(tuple(one.tensor.shape)), ranks.master(one.tensor.dtype)
+    return Twin(shape, dtype, shard_of(one.whole), one.is_sparse)
 
 
 def _shard_bytes(tensor: torch.Tensor, ranks: Ranks) -> int:

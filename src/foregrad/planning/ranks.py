@@ -20,6 +20,7 @@ import torch
 from ..errors import PlanError
 from ._torch import replicated, sharding_of
 from .devices import Device
+from .reached import modules_in
 
 _BUCKET = 25 << 20  # bytes of gradients that `DistributedDataParallel` averages together
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -104,21 +105,26 @@ def ranks_of(mesh: Any) -> Ranks:
 
 
 def ranks_in_module(module: Any, mesh: Any) -> Ranks:
-    """The ranks that a module says itself, by `fully_shard` or `DistributedDataParallel`; else the ranks of `mesh`.
+    """The ranks that a module, or a module that a function reaches, says itself, by `fully_shard` or
+    `DistributedDataParallel`; else the ranks of `mesh`.
 
-    Raises `PlanError` where both say some.
+    Raises `PlanError` where both say some, and where several modules do.
     """
-    ranks, sharding, copies = ranks_of(mesh), sharding_of(module), replicated(module)
-    if sharding is None and copies is None:
+    ranks, modules = ranks_of(mesh), modules_in(module)
+    shardings = [one for one in map(sharding_of, modules) if one is not None]
+    copies = [one[1] for one in map(replicated, modules) if one is not None]
+    if not shardings and not copies:
         return ranks
+    if len(shardings) + len(copies) > 1:
+        raise PlanError("several models have their ranks already: make a plan of each model's step by itself")
     if mesh is not None and not (isinstance(mesh, Ranks) and (ranks.dp, ranks.fsdp) == (1, 1)):
         raise PlanError(
             "the model has its ranks already, by `fully_shard` or `DistributedDataParallel`: leave mesh= out, or pass "
             "Ranks(host=..., overlap=...) alone"
         )
-    if sharding is None:
-        assert copies is not None
-        return dataclasses.replace(ranks, dp=copies[1])
+    if not shardings:
+        return dataclasses.replace(ranks, dp=copies[0])
+    (sharding,) = shardings
     return dataclasses.replace(
         ranks,
         dp=sharding.copies,

@@ -54,7 +54,8 @@ class Tally:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Largest:
     """The largest batch that fits. `size`: the batch; `choice`: the one that fits there; `peak`: its bytes; `tried`:
-    each size that was looked at, with the least peak and whether it fits; `captures`: how many were made.
+    each size that was looked at, with the least peak (None where no split keeps to the limit) and whether it fits;
+    `captures`: how many were made.
     `why_captured`: where the model takes no symbols for these sizes, the reason; each size is captured by itself then.
     """
 
@@ -62,7 +63,7 @@ class Largest:
     choice: str
     peak: int
     under: int
-    tried: tuple[tuple[int, int, bool], ...]
+    tried: tuple[tuple[int, int | None, bool], ...]
     captures: int = 0
     why_captured: str = ""
 

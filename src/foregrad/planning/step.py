@@ -14,7 +14,7 @@ from .._torch.fakes import without_fake_mode
 from .._torch.nested import leaves
 from .._torch.wrappers import is_wrapper, parts_of
 from ..api import capture
-from ..errors import PlanError, UnsupportedDataDependentError
+from ..errors import PlanError, UnsupportedDataDependentError, UnsupportedOpError
 from ..extend import as_compiled, module_behind
 from ..graph.joint import JointGraph
 from ..graph.signature import PartOf
@@ -23,15 +23,18 @@ from ._torch import replicated, unsharded
 from .asked import SaidValues, line_asked
 from .kernels import AcceleratorKernels
 from .links import forget_waits
+from .reached import modules_in
 from .symbols import at_sizes
 from .work import own_path
+
+aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:
     """A tensor that is there through the whole step. `kind`: "parameter", "buffer", "argument" or "closed over";
     `has_gradient`: the backward makes one for it. `elements`: of all ranks' parts of a parameter; `tensor` is this
-    rank's.
+    rank's; `is_sparse`: its gradient is; `whole`: the wrapper that it is in, or itself.
     """
 
     name: str
@@ -40,6 +43,8 @@ class Held:
     has_gradient: bool
 
     elements: int = 0
+    whole: Any = None
+    is_sparse: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -92,9 +97,20 @@ def step_of(
             joint = capture(step, *args, **kwargs)
         except UnsupportedDataDependentError as error:
             line = line_asked(error).rpartition("/")[2] or "model.py:41"
-            raise UnsupportedDataDependentError(
-                f"{error} For a plan, say the number, or how many elements there are: sizes={{{line!r}: 128}}; for a "
-                "branch, True or False."
+            remedy = (
+                f"say the number, or how many elements there are: sizes={{{line!r}: 128}}; for a branch, True or False."
+            )
+            if any(line == one.rpartition("/")[2] for one in sizes):
+                remedy = (
+                    f"sizes= has a value for {line} already, and an operator at the line reads a tensor of values: "
+                    "pass that tensor, such as lengths, with its values on the CPU."
+                )
+            raise UnsupportedDataDependentError(f"{error} For a plan, {remedy}") from error
+        except UnsupportedOpError as error:
+            if "to NumPy" not in str(error):
+                raise
+            raise UnsupportedOpError(
+                f"{error} For a plan, pass the results of such a part (the pairs of a matching, for one) as arguments."
             ) from error
         if joint.backward_error is not None:
             failed = f"the backward of `{name}` fails: {joint.backward_error}"
@@ -122,7 +138,9 @@ def _plain(fn: Any) -> Any:
 def planned(fn: Any) -> Iterator[Any]:
     """Context: the function or module as one rank computes it, with whole parameters."""
     plain = _plain(fn)
-    with unsharded(plain):
+    with contextlib.ExitStack() as inside:
+        for module in modules_in(plain):
+            inside.enter_context(unsharded(module))
         yield plain
 
 
@@ -148,57 +166,56 @@ def _held_by(plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mappi
     parts = [
         (name, whole, part) for name, whole in state for part in (parts_of(whole) if is_wrapper(whole) else [whole])
     ]
-    names = {id(part): (name, whole) for name, whole, part in parts}
-    made = _gradients_made(joint, state)
+    names = {id(part): name for name, _, part in parts}
+    returned = joint.signature.gradients.returned
     arguments = [*leaves((args, dict(kwargs)))]
+    tensors = [_tensor_of(info, arguments) for info in joint.signature.inputs]
+    # DTensor's embedding, for one, has a gradient with a layout of its own: it comes as a wrapper.
+    made = {
+        info.source.wrapper
+        for info, pair, given in zip(joint.signature.inputs, tensors, returned, strict=True)
+        if given and pair is None and isinstance(info.source, PartOf)
+    }
     found: dict[int, Held] = {}
-    for number, info in enumerate(joint.signature.inputs):
-        tensor = _part(info, state) if isinstance(info.source, PartOf) else _tensor_of(info, arguments)
-        if tensor is None or id(tensor) in found:
+    gradients = joint.outputs()[joint.signature.num_forward_outputs :]
+    for info, pair, given, gradient in zip(joint.signature.inputs, tensors, returned, gradients, strict=False):
+        if pair is None or id(pair[0]) in found:
             continue
-        name, whole = names.get(id(tensor), (None, tensor))
+        tensor, whole = pair
         kind = "argument" if info.argument is not None else _kind(info.slot, whole)
-        name = name or getattr(info.slot, "name", None) or getattr(info.slot, "path", str(info.slot))
-        gets = bool(joint.signature.gradients.returned[number]) or name in made
-        found[id(tensor)] = Held(own_path(name), kind, tensor, gets, whole.numel())
+        slot = info.source.of.slot if isinstance(info.source, PartOf) else info.slot
+        name = names.get(id(tensor)) or getattr(slot, "name", None) or getattr(slot, "path", str(slot))
+        gets = bool(given) or (isinstance(info.source, PartOf) and info.source.wrapper in made)
+        found[id(tensor)] = Held(own_path(name), kind, tensor, gets, whole.numel(), whole, _is_sparse(gradient))
     for name, whole, tensor in parts:  # a tensor that no operator reads is there all the same
         kind = "parameter" if isinstance(whole, torch.nn.Parameter) else "buffer"
-        found.setdefault(id(tensor), Held(name, kind, tensor, has_gradient=False, elements=whole.numel()))
+        found.setdefault(id(tensor), Held(name, kind, tensor, has_gradient=False, elements=whole.numel(), whole=whole))
     storages: dict[int, Held] = {}
     for one in found.values():  # each memory once
         storages.setdefault(one.tensor.untyped_storage()._cdata, one)
     return tuple(storages.values())
 
 
-def _gradients_made(joint: JointGraph, state: list[tuple[str, torch.Tensor]]) -> set[str]:
-    """The paths of wrappers whose gradients have a layout of their own (of DTensor's embedding: whole), and come as
-    wrappers.
-    """
-    returned = zip(joint.signature.inputs, joint.signature.gradients.returned, strict=True)
-    slots = [str(getattr(info.slot, "name", "")).removeprefix("plain.") for info, given in returned if given]
-    return {path for path, _ in state if any(slot.startswith(f"{path}.grad.") for slot in slots)}
-
-
-def _part(info: Any, state: list[tuple[str, torch.Tensor]]) -> torch.Tensor | None:
-    """The tensor inside of a wrapper that an input of the graph is: of a parameter or buffer, or one of its layout."""
-    name = str(getattr(info.slot, "name", "")).removeprefix("plain.")
-    for path, whole in state:
-        if name.startswith(f"{path}.") and is_wrapper(whole):
-            if name.startswith(f"{path}.grad."):  # made by the step
-                return None
-            found: torch.Tensor = parts_of(whole)[info.source.part]
-            return found
-    spec = info.spec
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
-
-
-def _tensor_of(info: Any, arguments: list[Any]) -> torch.Tensor | None:
+def _tensor_of(info: Any, arguments: list[Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The tensor that an input is, and the wrapper that it is in, or itself; None for a tensor that the step makes."""
     if info.argument is not None:
         value = arguments[info.argument] if info.argument < len(arguments) else None
+    elif isinstance(info.source, PartOf):
+        whole = info.source.of.get()
+        parts = parts_of(whole)
+        return (parts[info.source.part], whole) if info.source.part < len(parts) else None
     else:
         get: Callable[[], Any] | None = getattr(info.source, "get", None)
         value = None if get is None else get()
-    return value if isinstance(value, torch.Tensor) else None
+    return (value, value) if isinstance(value, torch.Tensor) else None
+
+
+def _is_sparse(gradient: Any) -> bool:
+    """Whether an embedding makes a gradient with `sparse=True`."""
+    target = getattr(gradient, "target", None)
+    return target is aten.embedding_sparse_backward.default or (
+        target is aten._embedding_bag_backward.default and gradient.args[9:10] == (True,)
+    )
 
 
 def _kind(slot: Any, tensor: torch.Tensor) -> str:
