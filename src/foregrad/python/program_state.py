@@ -39,6 +39,7 @@ from ._torch.recurrent import attributes_of
 from .code import Seen, imported_modules, look_at, stored_in
 from .expected import stored
 from .holders import Holder, HolderKind, before_entering, own_globals, slots_of
+from .known_calls import is_called_in_c, is_untold
 from .libraries import (
     BAGS,
     OF_CTYPES,
@@ -99,6 +100,7 @@ class ProgramState:
         self.places = TensorPlaces(self.holders, self._unnamed)
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # the places of functions that draw, and the functions
         self.iterators: list[tuple[Any, Any]] = []  # and the key or argument by which each was met first
+        self.untold: set[Any] = set()  # the names of objects with calls that no event tells of
         self._libraries: dict[int, Holder] = {}  # modules, classes, functions and objects of libraries
         self._written_outside: set[tuple[int, str]] = set()  # attributes of these that once differed from before
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
@@ -325,6 +327,8 @@ class ProgramState:
                 return ProgramState._array
             if issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
                 return ProgramState._numpy_random
+        if is_called_in_c(cls):
+            return ProgramState._called_in_c
         if is_constant(cls) and not issubclass(cls, BAGS):
             return ProgramState._library if is_of_operators(cls) else ProgramState._object_of_library
         return ProgramState._object
@@ -440,6 +444,10 @@ class ProgramState:
         if self._slots[cls]:
             holder = self._hold(kinds.SLOTS, value, parent, step, "attr", value)
             self._push(holder)
+
+    def _called_in_c(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self.untold |= {step} if is_untold(value) else set()
+        (self._object_of_library if is_constant(type(value)) else self._object)(value, parent, step)
 
     def _class_of(self, value: Any) -> type:
         cls: type = type(value)
