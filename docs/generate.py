@@ -202,7 +202,7 @@ your line and the remedy.
 | ask a different clock, a unique name, or system randomness | runs the call eagerly | ask before, pass the result |
 | call `open`, `os.listdir`, `subprocess.run`, a socket | runs the call eagerly | read before, pass the result |
 | call an unknown C extension | runs the call eagerly | put the part into an [eager region](regions.md) |
-| call a function of `ctypes` or Cython | **silent**: keeps the result | put it into an [eager region](regions.md) |
+| name a function of `ctypes` or Cython | runs the call eagerly | put the part into an [eager region](regions.md) |
 | read the caller's frame (`f_back`) | runs the call eagerly | pass the information as an argument |
 
 With `on_unsupported="raise"`, and from `capture` and `aot_function`, the call raises an `UnsupportedSideEffectError`.
@@ -224,7 +224,8 @@ variables.
 
 Without the C++ part, `warnings.warn` and `sys._getframe` make the call eager. The hook does not report calls from C
 into C (a method passed to `map`) and calls of C objects (functions of `ctypes` and Cython, NumPy's ufuncs). foregrad
-finds their writes to Python objects by comparison, but not their effects inside C.
+finds their writes to Python objects by comparison, but not their effects inside C. So code of the program that has the
+name of such an object, NumPy's apart, makes the call eager before the code begins.
 
 </details>
 

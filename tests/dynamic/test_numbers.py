@@ -162,6 +162,32 @@ def test_numpy_gives_its_own_numbers():
         assert [*map(type, found)] == [*map(type, expected)] and found == expected
 
 
+def ramp_up(x, n, total):
+    p = float(n) / total
+    strength = 2.0 / (1.0 + np.exp(-10 * p)) - 1
+    weight = float(np.exp(-5.0 * (1.0 - np.clip(n, 0.0, total) / total) ** 2))
+    return x * strength * weight, strength, weight, np.cos(np.pi * n / total), np.sqrt(n) + np.float64(1)
+
+
+def test_functions_of_numpy_take_numbers_that_vary():
+    compiled = foregrad.compile(ramp_up, backend="eager", on_unsupported="raise")
+    for n in range(2, 9):
+        x = torch.rand(3)
+        (product, *expected), (result, *found) = ramp_up(x, n, 40), compiled(x, n, 40)
+        assert torch.equal(result, product) and [*map(type, found)] == [*map(type, expected)] and found == expected
+    assert len(compiled.foregrad.specializations) == 2
+
+
+@pytest.mark.parametrize(
+    "function", [lambda n: int(np.arange(n).sum()), lambda n: np.exp(n).item(), lambda n: f"{np.exp(n)}"]
+)
+def test_what_numpy_gives_that_is_no_float_is_of_one_number(function):
+    compiled = foregrad.compile(lambda x, n: (x * n, function(n)), backend="eager")
+    for n in (2, 3, 4, 2):
+        found = compiled(torch.ones(2), n)[1]
+        assert type(found) is type(function(n)) and np.array_equal(found, function(n))
+
+
 def test_numbers_and_changing_sizes_together():
     compiled = Compiled()
     makers = [lambda n=n: (torch.rand(n).requires_grad_(),) for n in (4, 6, 7, 5, 9)]

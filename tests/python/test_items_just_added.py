@@ -183,3 +183,51 @@ def test_calls_that_raise_again_and_again_are_not_compared_with_the_graphs(monke
             compiled(x)
         left[0] = -4
     assert not asked
+
+
+def test_a_list_beside_an_optimizer_that_allocates_its_state_later():
+    """The optimizer reads its state, which grows in that call; the list is still only written to."""
+    expected, _ = every_fourth_step(lambda step: step)
+    found, compiled = every_fourth_step(lambda step: foregrad.compile(step, backend="eager"))
+    assert found == expected
+    assert foregrad.explain_recompiles(compiled).eager_calls == 0
+
+
+def every_fourth_step(compile):
+    torch.manual_seed(0)
+    weight, losses, calls = torch.nn.Parameter(torch.ones(3)), [], [0]
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+
+    def step(x):
+        loss = (weight * x).pow(2).sum()
+        loss.backward()
+        calls[0] += 1
+        if calls[0] % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+
+    called = compile(step)
+    for _ in range(12):
+        called(torch.randn(3))
+    return (losses, weight.tolist(), optimizer.state_dict()["state"][0]["step"].item()), called
+
+
+def test_a_window_of_tensors_is_compiled_once_it_is_full():
+    window = collections.deque(maxlen=12)
+
+    def mean(x):
+        window.append(x.mean(0))
+        return torch.stack(list(window)).mean(0)
+
+    compiled = foregrad.compile(mean, backend="eager", on_unsupported="eager")
+    rows = []
+    for _ in range(16):
+        rows.append(torch.randn(4, 3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", foregrad.errors.ForegradWarning)
+            found = compiled(rows[-1])
+        assert torch.equal(found, torch.stack([row.mean(0) for row in rows[-12:]]).mean(0))
+    eager = foregrad.explain_recompiles(compiled).eager_calls
+    compiled(torch.randn(4, 3))
+    assert foregrad.explain_recompiles(compiled).eager_calls == eager

@@ -22,5 +22,11 @@ def test_once(action, name):
     assert ("raised" in expected) == (action == "error" and name in ("told", "seeds"))
 
 
+@pytest.mark.parametrize("action", ["always", "error"])
+@pytest.mark.parametrize("name", ["caught", "recorded", "ignored", "told"])
+def test_a_float_of_a_tensor_that_requires_grad(action, name):
+    assert output("scalar", name, action, "compiled") == output("scalar", name, action, "eager")
+
+
 def test_with_symbolic_sizes():
     assert output("meshgrid", "caught", "always", "dynamic") == output("meshgrid", "caught", "always", "eager")

@@ -16,6 +16,10 @@ def transposed(x):
     return x.expand(2, 3, 4).T.sum()
 
 
+def scalar(x):
+    return x * float(x.clone().requires_grad_() * 2)
+
+
 def caught(x):
     warned = 0
     with warnings.catch_warnings():

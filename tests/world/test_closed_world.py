@@ -134,6 +134,55 @@ PyMODINIT_FUNC PyInit_counting_c(void) {
 """
 
 
+LIBC = ctypes.CDLL(None)
+RAND = LIBC.rand
+
+
+class OfCtypes:
+    def __init__(self):
+        self.lib = LIBC
+
+    def __call__(self, x):
+        return x + (self.lib.rand() >= 0)
+
+
+def in_a_cell():
+    rand = LIBC.rand
+    return lambda x: x + (rand() >= 0)
+
+
+UNTOLD = {
+    "LIBC": lambda x: x + (LIBC.rand() >= 0),
+    "RAND": lambda x: x + (RAND() >= 0),
+    "lib": OfCtypes(),
+    "rand": in_a_cell(),
+}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_code_with_the_name_of_a_function_of_ctypes_is_eager(name):
+    results, said, _ = called(UNTOLD[name])
+    assert all(torch.equal(result, X + 1) for result in results)
+    assert len(said) == 1 and f"`{name}` at {__file__}:" in said[0]
+
+
+def test_code_with_the_name_of_a_function_of_cython_is_eager():
+    of_cython = pytest.importorskip("zmq.backend.cython._zmq")
+    own = of_cython.zmq_errno
+    for function in (lambda x: x + (of_cython.zmq_errno() >= 0), lambda x: x + (own() >= 0)):
+        results, said, _ = called(function)
+        assert all(torch.equal(result, X + 1) for result in results)
+        assert len(said) == 1 and "a function not known to be pure" in said[0]
+
+
+def test_numpy_and_pytorch_are_no_unknown_c():
+    import numpy as np
+
+    results, said, _ = called(lambda x: x * float(np.float64(2.0) + np.hypot(3.0, 4.0)) + torch.special.expit(x))
+    assert all(torch.equal(result, X * 7.0 + torch.special.expit(X)) for result in results)
+    assert not said
+
+
 @pytest.fixture(scope="module")
 def extension(tmp_path_factory):
     """A folder with the module `counting_c` of C."""

@@ -27,6 +27,7 @@ keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_kee
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+heard_by_modes: Callable[..., Any] = torch.overrides.handle_torch_function  # calls a function as one of torch
 
 
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

@@ -291,10 +291,7 @@ _KINDS = {
     "bool": "bool",
     "number": "number",
     "str": "str",
-    "ScalarType": "constant",
-    "Layout": "constant",
-    "Device": "constant",
-    "MemoryFormat": "constant",
+    **dict.fromkeys(("ScalarType", "Layout", "Device", "MemoryFormat"), "constant"),
 }
 
 

@@ -107,11 +107,15 @@ class NumPyNumber:
         return sys.modules["numpy"].asarray(_fixed(self), dtype)
 
     def __array_ufunc__(self, ufunc: object, method: str, *args: object, **kwargs: object) -> object:
-        return getattr(ufunc, method)(*map(_fixed, args), **kwargs)
+        return self.__array_function__(ufunc if method == "__call__" else getattr(ufunc, method), (), args, kwargs)
 
     def __array_function__(
         self, function: Any, types: object, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
+        """A function of numbers that gives a float is recorded, as Python's are."""
+        numbers = numbers_told(self) if not kwargs and all(isinstance(arg, (int, float)) for arg in args) else None
+        if numbers is not None and numbers.gives_a_float(function, args):
+            return numbers.apply(function, *args)
         return function(*map(_fixed, args), **{name: _fixed(value) for name, value in kwargs.items()})
 
 
@@ -188,7 +192,7 @@ def _gives_a_float(op: Callable[..., Any], operands: Sequence[Any]) -> bool:
     return op is operator.pow and type(operands[1]) in (int, TracedInt) and bool(operands[1] < 0)
 
 
-def numbers_told(number: TracedInt) -> Any:
+def numbers_told(number: Any) -> Any:
     """The capture's numbers, which do an integer's arithmetic (see `SymbolTable.tell`); or None."""
     reference = getattr(number.node.shape_env, _TOLD, None)
     return None if reference is None else reference()

@@ -312,6 +312,7 @@ def _behaviour(joint: JointGraph) -> list[object]:
             kind, value = ConstantOutput, concrete(nodes[output.output].meta["val"])
         elif isinstance(output, ConstantOutput):
             value = concrete(output.value)
+            value = float(value) if isinstance(value, float) else value  # of NumPy, it may be
         else:
             value = [(s.op, map_symbolic((s.args, s.kwargs), concrete), s.index) for s in getattr(output, "steps", ())]
         given.append((kind, output.path, value))

@@ -42,6 +42,7 @@ class WalkedState(Protocol):
 
     places: FoundTensors
     is_partial: bool
+    untold: set[Any]
 
     def names(self, name: str) -> bool: ...
     def walk(self, roots: Iterable[tuple[object, str]]) -> None: ...

@@ -300,11 +300,7 @@ def _literal(renderer: Renderer, value: object) -> str:
 
 _RULES: dict[type, Callable[[Renderer, Any], str]] = {
     torch.fx.Node: _node,
-    int: _literal,
-    bool: _literal,
-    type(None): _literal,
-    str: _literal,
-    bytes: _literal,
+    **dict.fromkeys((int, bool, type(None), str, bytes), _literal),
     type(...): lambda renderer, value: "...",
     float: Renderer._float,
     # The repr of a complex with a negative zero reads back as a different number.

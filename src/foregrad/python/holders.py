@@ -486,6 +486,21 @@ def _is_traced(key: Any) -> bool:
     return any(isinstance(item, traced) for item in (key if isinstance(key, (list, tuple)) else (key,)))
 
 
+def keeps(kept: Any, value: Any) -> bool:
+    """Whether a result is this very object, or a container that holds the object."""
+    items = kept.values() if type(kept) is dict else kept if type(kept) in (tuple, list) else ()
+    return kept is value or any(item is value for item in items)
+
+
+def is_in(value: Any, target: Any) -> bool:
+    """Whether an object is held by a holder that is never written to."""
+    if isinstance(value, (tuple, frozenset)):
+        return any(item is target for item in value)
+    if isinstance(value, functools.partial):
+        return value.keywords is target
+    return isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)) and value.__self__ is target
+
+
 # -------------------------------------------------------------------- the kinds
 
 

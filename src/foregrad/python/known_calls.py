@@ -5,12 +5,14 @@ call of a function in the table below. Anything else makes the call eager, by na
 which reads the table. `docs/closed_world.md` is generated from the table. Installed packages add to it (`GROUP`).
 
 Not seen by the interpreter's events, before Python 3.12 or at all: calls that C makes by itself (a method handed to
-`map`), called objects of C (ufuncs, ctypes, functions of Cython), and operators (`a[i] = x`), found by comparing the
-holders. Writes of a C function to arguments besides its own object are not listed: `heapq.heappush`.
+`map`), called objects of C (ufuncs; code that names a function of ctypes or Cython is refused), and operators (`a[i] =
+x`), found by comparing the holders. Writes of a C function to arguments besides its own object are not listed:
+`heapq.heappush`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import importlib.metadata
@@ -20,6 +22,7 @@ import random
 import sys
 import types
 import warnings
+from _ctypes import CFuncPtr
 from typing import Any, Final
 
 import torch
@@ -40,63 +43,34 @@ OPAQUE: Final = 2
 
 EVERYTHING: Final = "*"
 
+_WHOLE: Final = (
+    "_abc _ast _bisect _codecs _collections _collections_abc _contextvars _csv _datetime _functools _hashlib "
+    "_blake2 _md5 _sha1 _sha2 _heapq _imp _json _opcode _operator _sre _stat _statistics _string _struct "
+    "_tracemalloc _typing _weakref array binascii cmath itertools math unicodedata zlib"
+)
 PURE_FUNCTIONS: Final[dict[str, str]] = {
+    **dict.fromkeys(_WHOLE.split(), EVERYTHING),
     "builtins": (
         "__build_class__ abs aiter all anext any ascii bin callable chr compile delattr dir divmod eval exec format "
         "getattr globals hasattr hex isinstance issubclass iter len locals max min next oct ord pow repr round "
         "setattr sorted sum vars __import__"  # attributes that are set are found by comparing
     ),
-    "_abc": EVERYTHING,
-    "_ast": EVERYTHING,
-    "_bisect": EVERYTHING,
-    "_codecs": EVERYTHING,
-    "_collections": EVERYTHING,
-    "_collections_abc": EVERYTHING,
-    "_contextvars": EVERYTHING,
-    "_csv": EVERYTHING,
-    "_datetime": EVERYTHING,
-    "_functools": EVERYTHING,
-    "_hashlib": EVERYTHING,
-    "_blake2": EVERYTHING,
-    "_md5": EVERYTHING,
-    "_sha1": EVERYTHING,
-    "_sha2": EVERYTHING,
     "_decimal": "IEEEContext getcontext localcontext",
     "decimal": "IEEEContext getcontext localcontext",
-    "_heapq": EVERYTHING,
-    "_imp": EVERYTHING,
-    "_json": EVERYTHING,
     "_locale": "localeconv strcoll strxfrm getlocale",
-    "_opcode": EVERYTHING,
-    "_operator": EVERYTHING,
     "_pickle": "dumps loads",
-    "_sre": EVERYTHING,
-    "_stat": EVERYTHING,
-    "_statistics": EVERYTHING,
-    "_string": EVERYTHING,
-    "_struct": EVERYTHING,
     "_thread": "RLock allocate_lock get_ident get_native_id stack_size",
-    "_tracemalloc": EVERYTHING,
-    "_typing": EVERYTHING,
     "_warnings": "_filters_mutated _filters_mutated_lock_held",
-    "_weakref": EVERYTHING,
-    "array": EVERYTHING,
-    "binascii": EVERYTHING,
-    "cmath": EVERYTHING,
     "gc": ("collect get_objects get_referents get_referrers is_tracked"),
     "io": "text_encoding",
     "_io": "text_encoding",
-    "itertools": EVERYTHING,
     "marshal": "dumps loads",
-    "math": EVERYTHING,
     "posix": "fspath",
     "nt": "fspath",
     "sys": (
         "_getframemodulename _is_gil_enabled exc_info exception getdefaultencoding getfilesystemencoding "
         "getsizeof intern is_finalizing"
     ),
-    "unicodedata": EVERYTHING,
-    "zlib": EVERYTHING,
 }
 """Modules of C, and which of their functions neither write to anything but what they return, nor look at what is not
 tracked. What is asked of clocks and random generators has a way of its own, see `opaque`."""
@@ -274,6 +248,24 @@ def _kind_of_method(cls: type, name: str) -> int:
     return _unless_declared(cls.__module__, qualified, f"{qualified}.{name}")
 
 
+def is_called_in_c(cls: type) -> bool:
+    return isinstance(getattr(cls, _CALL, None), types.WrapperDescriptorType) or issubclass(cls, ctypes.CDLL)
+
+
+def is_untold(value: Any) -> bool:
+    """Whether unknown C runs where an object is called, and no event of the interpreter tells of the call."""
+    if isinstance(value, (ctypes.CDLL, CFuncPtr)):
+        return True
+    cls = type(value)
+    if isinstance(value, type) or not is_called_in_c(cls):
+        return False
+    module = str(getattr(value, "__module__", None) or cls.__module__)
+    roots = {name.partition(".")[0] for name in (module, cls.__module__)}
+    is_known = not roots.isdisjoint((*KNOWN_PACKAGES, *sys.stdlib_module_names))
+    return not is_known and _unless_declared(module, f"{module}.{getattr(value, '__name__', '')}") == REFUSED
+
+
+_CALL = "__call__"
 _OF_C = (types.MethodDescriptorType, types.ClassMethodDescriptorType, types.BuiltinFunctionType, staticmethod)
 
 

@@ -200,6 +200,8 @@ class Observed:
                     f"`{self.name}` takes a lock and writes to Python's state at {_line(frame)}, and a compiled call "
                     "would not hold the lock. Take it outside the compiled function."
                 )
+            if is_own and (named := state.untold.intersection(code.co_names + code.co_freevars)):
+                self._refuse(_UNKNOWN.format(self.name, f"has the name `{min(named)}`", _line(frame)))
             self.ran[code] = frame.f_globals
             if is_own:
                 code_begins(code, frame.f_globals)
@@ -212,11 +214,7 @@ class Observed:
         if kind_of_call(callee) == WRITES:
             self._write(callee, frame)
         else:
-            self._refuse(
-                f"`{self.name}` calls {_spelled(callee)} at {_line(frame)}, a function not known to be pure: it may "
-                "have effects, or read state, that a compiled call would miss. Call it outside the compiled "
-                "function, or in a function that `foregrad.eager_region` marks."
-            )
+            self._refuse(_UNKNOWN.format(self.name, f"calls {_spelled(callee)}", _line(frame)))
 
     def warns(self, frame: FrameType | None) -> bool:
         """Whether a warning by the code of a frame is the program's. PyTorch's own are, except once-in-a-process
@@ -321,6 +319,10 @@ def make_observer(*questions: Callable[..., Any]) -> Any:
 
 
 _running = threading.local()
+_UNKNOWN = (
+    "`{}` {} at {}, a function not known to be pure: it may have effects, or read state, that a compiled call would "
+    "miss. Call it outside the compiled function, or in a function that `foregrad.eager_region` marks."
+)
 _WARN_FOR_THE_PROGRAM = ("torch", "typing_extensions")
 _WARN_ONCE = ("_warn_once", "_warn_typed_storage_removal", "fork_rng", "warn_once")
 _OF_IDENTITY: tuple[Any, ...] = (object.__hash__, torch.Tensor.__hash__)

@@ -39,6 +39,7 @@ from ._torch.recurrent import attributes_of
 from .code import Seen, imported_modules, look_at, stored_in
 from .expected import stored
 from .holders import Holder, HolderKind, before_entering, own_globals, slots_of
+from .known_calls import is_called_in_c, is_untold
 from .large_state import MOST_ITEMS, LargeState
 from .libraries import (
     BAGS,
@@ -98,6 +99,7 @@ class ProgramState:
         self.places = TensorPlaces(self.holders, self._unnamed)
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # the places of functions that draw, and the functions
         self.iterators: list[tuple[Any, Any]] = []  # and the key or argument by which each was met first
+        self.untold: set[Any] = set()  # the names of objects with calls that no event tells of
         self._libraries: dict[int, Holder] = {}  # modules, classes, functions and objects of libraries
         self._written_outside: set[tuple[int, str]] = set()  # attributes of these that once differed from before
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
@@ -215,7 +217,7 @@ class ProgramState:
     def result_of(self, value: Any) -> Any:
         """The function that keeps this very object as a result or inside a result; None if there is none."""
         keepers = (holder.target for holder in self.caches)
-        return next((c for c in keepers if any(_keeps(kept, value) for kept in results_of(c)[1].values())), None)
+        return next((c for c in keepers if any(kinds.keeps(kept, value) for kept in results_of(c)[1].values())), None)
 
     def references_to(self, target: Any) -> list[tuple[Holder, Any]]:
         """Every (holder, key) of an object; none if a tuple, partial, set or bound method, too, holds the object."""
@@ -224,7 +226,7 @@ class ProgramState:
         in_sets = (item for holder in self.holders if holder.kind is kinds.SET for item in holder.before)
         classes = {cls for cls in self._actions if issubclass(cls, _NEVER_WRITTEN)}
         fixed = (value for value in self._seen.values() if type(value) in classes)
-        if any(item is target for item in in_sets) or any(_is_in(value, target) for value in fixed):
+        if any(item is target for item in in_sets) or any(kinds.is_in(value, target) for value in fixed):
             return []
         return found
 
@@ -328,6 +330,8 @@ class ProgramState:
                 return ProgramState._array
             if issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
                 return ProgramState._numpy_random
+        if is_called_in_c(cls):
+            return ProgramState._called_in_c
         if is_constant(cls) and not issubclass(cls, BAGS):
             return ProgramState._library if is_of_operators(cls) else ProgramState._object_of_library
         return ProgramState._object
@@ -447,6 +451,10 @@ class ProgramState:
         if self._slots[cls]:
             holder = self._hold(kinds.SLOTS, value, parent, step, "attr", value)
             self._push(holder)
+
+    def _called_in_c(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self.untold |= {step} if is_untold(value) else set()
+        (self._object_of_library if is_constant(type(value)) else self._object)(value, parent, step)
 
     def _class_of(self, value: Any) -> type:
         cls: type = type(value)
@@ -570,20 +578,6 @@ class ProgramState:
             self._look_up(holder, named.items())
             self._queue.append((type(base), None, type(base).__name__))
             self._push(holder, [(name, item) for name, item in items if name not in named])
-
-
-def _keeps(kept: Any, value: Any) -> bool:
-    items = kept.values() if type(kept) is dict else kept if type(kept) in (tuple, list) else ()
-    return kept is value or any(item is value for item in items)
-
-
-def _is_in(value: Any, target: Any) -> bool:
-    """Whether an object is held by a holder that is never written to."""
-    if isinstance(value, (tuple, frozenset)):
-        return any(item is target for item in value)
-    if isinstance(value, functools.partial):
-        return value.keywords is target
-    return isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)) and value.__self__ is target
 
 
 _of, _State = functools.partial, ProgramState  # (a state that held its methods would be a circle)

@@ -221,9 +221,11 @@ class PythonState:
         return True
 
     def forget_journals(self) -> None:
-        """The containers behind journals matter to the function."""
-        self.given.reads([notes for notes, _ in self.journals.made if notes.is_read])
-        self.containers.update(dict.fromkeys(self._only_written(), True))
+        """The containers behind the journals that were read matter to the function; where none was, all may."""
+        read = [(notes, places) for notes, places in self.journals.made if notes.is_read]
+        self.given.reads([notes for notes, _ in read])
+        found = {(id(holder.target), key) for _, places in read for holder, key in places}
+        self.containers.update(dict.fromkeys(found or self._only_written(), True))
 
     def outputs(self, result: Any, unwrap: Unwrap, more: _Named) -> tuple[list[Any], list[str], Tree]:
         """The leaves of the result, of the written values, and of `more` outputs; the leaves' names for people; the

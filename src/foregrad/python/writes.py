@@ -243,8 +243,8 @@ class PythonWrites:
         if not holder.kind.read(holder.target):
             return
         is_bounded = holder.kind is kinds.DEQUE and holder.target.maxlen is not None  # it is full after some calls
-        is_fill = not holder.before or holder.kind is kinds.DICT or any(map(_has_tensors, written))
-        if is_bounded or (self.fills_caches and is_fill):
+        is_fill = is_bounded or not holder.before or holder.kind is kinds.DICT or any(map(_has_tensors, written))
+        if self.fills_caches and is_fill:
             self._refuse_fill(holder.name())
         remedy = remedy_at(holder.name(), own := "Return the added items, or add them outside.")
         raise GrowingError(
@@ -274,10 +274,7 @@ class PythonWrites:
 
 _FINDERS = {
     kinds.ATTRIBUTES: PythonWrites.attributes,
-    kinds.DICT: PythonWrites.table,
-    kinds.NAMESPACE: PythonWrites.table,
-    kinds.SLOTS: PythonWrites.table,
-    kinds.CLASS: PythonWrites.table,
+    **dict.fromkeys((kinds.DICT, kinds.NAMESPACE, kinds.SLOTS, kinds.CLASS), PythonWrites.table),
     kinds.CELL: PythonWrites.cell,
     kinds.LIST: PythonWrites.sequence,
     kinds.DEQUE: PythonWrites.sequence,

@@ -161,11 +161,7 @@ class CaptureRun(Assembly):
         trace_math()
         self.state.own.begin()
         self.state.put_stand_ins(recorder.where)
-        with (
-            self.aspects.around(lambda one: one.around_function()),
-            self.lifting,
-            recorder,
-        ):
+        with self.aspects.around(lambda one: one.around_function()), self.lifting, recorder:
             try:
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
                     if tensor not in self.inputs.by_real:
@@ -404,12 +400,7 @@ def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: It
             )
 
 
-def _check_results(
-    name: str,
-    results: Sequence[Any],
-    paths: Sequence[str],
-    known: Container[Any],
-) -> None:
+def _check_results(name: str, results: Sequence[Any], paths: Sequence[str], known: Container[Any]) -> None:
     """No result but an input (one among those `known`) has a `.grad`, is a generator that the function made, or a
     number that has no value.
     """

@@ -30,6 +30,7 @@ from ..heap.recording import Host
 from ..kernels.checks import VALUE_CHECKS
 from ..kernels.plans import DETERMINANTS, VALUES_ONLY, eigenvalues_only, watch_determinant
 from ..recorder.recorder import Recorder
+from ..values.numbers import warn_of_scalar
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
@@ -185,6 +186,13 @@ class Lifting(TorchFunctionMode):
                 func(*args, **kwargs) if func is not _TENSOR.__bool__ else bool(self._item(_TENSOR.item, args, kwargs))
             )
 
+    def _warn(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self.host.pause()  # how warnings are shown is not the function's
+        try:
+            func()
+        finally:
+            self.host.go_on()
+
     def _values_only(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         with eigenvalues_only():
             return func(*args, **kwargs)
@@ -239,13 +247,12 @@ _SPECIAL: dict[object, Callable[[Lifting, Any, Any, Any], object]] = {
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),
     **dict.fromkeys(_SPARSE, Lifting._sparse),
     **dict.fromkeys(_QUANTIZED, Lifting._quantized),
-    torch.Tensor.numpy: Lifting._numpy,
-    torch.Tensor.__array__: Lifting._numpy,
-    torch.Tensor.__dlpack__: Lifting._numpy,
+    **dict.fromkeys((torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__), Lifting._numpy),
     **dict.fromkeys(_ADDRESSES, Lifting._address),
     _TENSOR.to_mkldnn: Lifting._sparse,
     torch.Tensor.item: Lifting._item,
     **dict.fromkeys(_NUMBERS, Lifting._number),
+    warn_of_scalar: Lifting._warn,
     **dict.fromkeys(_SIZES, Lifting._size),
     torch.Tensor.register_hook: Lifting._hook,
     torch.Tensor.__dir__: Lifting._names,

@@ -126,10 +126,8 @@ def check_windows(*args: Any, **kwargs: Any) -> None:
 # Functions that look at values by themselves, without an operator that a capture would see -> the look.
 VALUE_CHECKS: dict[object, Callable[..., None]] = {
     torch.nn.functional.one_hot: check_classes,
-    torch.quantile: check_fractions,
-    torch.Tensor.quantile: check_fractions,
-    torch.nanquantile: check_fractions,
-    torch.Tensor.nanquantile: check_fractions,
+    **dict.fromkeys((torch.quantile, torch.Tensor.quantile), check_fractions),
+    **dict.fromkeys((torch.nanquantile, torch.Tensor.nanquantile), check_fractions),
     torch.istft: check_windows,
     torch.Tensor.istft: check_windows,
 }

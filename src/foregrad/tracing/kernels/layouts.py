@@ -230,9 +230,7 @@ _POINTWISE = (
 
 RULES: dict[object, Rule] = {
     **dict.fromkeys(_POINTWISE, _pointwise),
-    aten._softmax.default: _softmax,
-    aten._log_softmax.default: _softmax,
-    aten._safe_softmax.default: _softmax,
+    **dict.fromkeys((aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default), _softmax),
     aten._softmax_backward_data.default: _softmax_backward,
     aten._log_softmax_backward_data.default: _softmax_backward,
     aten.mm.default: _mm,

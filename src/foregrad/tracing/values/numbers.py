@@ -12,11 +12,12 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from ..._torch.engine import heard_by_modes, plain_execution
 from ..._torch.native import divert
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import (
@@ -50,7 +51,7 @@ class Numbers:
 
     def float(self, entry: Entry, value: float, where: str) -> TracedFloat:
         """The number that `entry` computes, `value` in the present call."""
-        number = TracedFloat(self._symbols().float_node(value, f"number {len(self.made)}"))
+        number = TracedFloat(self._symbols().float_node(float(value), f"number {len(self.made)}"))
         number.entry, number.numbers, number.value, number.where = entry, self, value, where
         self.made.append(number)
         self.by_entry[entry] = number
@@ -116,9 +117,14 @@ class Numbers:
         value = op(*map(_value_of, operands))
         where = next(filter(None, map(self._where, operands)))
         entry = self.recorder.entry(op, tuple(map(_as_operand, operands)), {}, is_random=False)
-        if type(value) is float and math.isfinite(value):
+        if isinstance(value, float) and math.isfinite(value):  # NumPy's are floats, too
             return self.float(entry, value, where)
         return self.recorder.decisions.found_or_decided(entry, value, where)
+
+    def gives_a_float(self, function: Callable[..., object], args: Iterable[object]) -> bool:
+        """Whether a function of NumPy gives a finite float for the numbers in the present call."""
+        value = function(*map(_value_of, args))
+        return isinstance(value, float) and math.isfinite(value)
 
     def _where(self, operand: Any) -> str | None:
         if type(operand) is not TracedInt:
@@ -152,20 +158,17 @@ def _as_operand(number: Any) -> object:
     return number.entry if type(number) is TracedFloat else number
 
 
-_FLOATS_OWN = frozenset(name for name in dir(float) if not name.startswith("_"))
-
-
 class TracedFloat(TracedSymbol):
     """A float that the graph computes. It says that it is one: `isinstance(number, float)`."""
 
     entry: Entry
     numbers: Numbers
-    value: float
+    value: float = 0.0
     where: str
 
     @class_property
     def __class__(self) -> type:
-        return float
+        return type(self.value)
 
     def _fixed(self) -> float:
         value: float = self.numbers.recorder.decisions.decide(self.entry, self.value, self.where)
@@ -194,12 +197,12 @@ class TracedFloat(TracedSymbol):
         return text_later(self.numbers, self, "", spec) or format(self._fixed(), spec)
 
     def __reduce__(self) -> Any:
-        return float, (self._fixed(),)
+        return type(self.value), (self._fixed(),)
 
     def __getattr__(self, name: str) -> object:
-        if name in _FLOATS_OWN:
+        if name[:1] != "_" and hasattr(type(self.value), name):
             return getattr(self._fixed(), name)
-        raise AttributeError(f"'float' object has no attribute {name!r}")
+        raise AttributeError(f"'{type(self.value).__name__}' object has no attribute {name!r}")
 
 
 def _binary(op: Callable[..., object], *, swapped: bool) -> Callable[[Any, Any], object]:
@@ -276,21 +279,34 @@ def trace_math() -> None:
 def _recorded(function: Callable[..., object], same: type | None = None) -> Callable[..., Any]:
     """`same`: the numbers that the function gives back as they are."""
 
-    def recorded(*args: object, **kwargs: object) -> Any:
+    def recorded(*args: Any, **kwargs: object) -> Any:
+        for arg in filter(_is_one, args if function is not int else ()):
+            if arg.requires_grad and torch.is_grad_enabled():
+                heard_by_modes(warn_of_scalar, (arg,))  # whoever hears warnings is told
         args = args if kwargs else tuple(map(_number_in, args))
         number = None if kwargs else next((arg for arg in args if type(arg) in TRACED), None)
         numbers = None if number is None else numbers_of(number)
         if numbers is None:
             return NotImplemented
-        return number if type(number) is same and len(args) == 1 else numbers.apply(function, *args)
+        is_so = type(number) is same and len(args) == 1 and type(_value_of(number)) in (float, int)
+        return number if is_so else numbers.apply(function, *args)
 
     return recorded
 
 
+def _is_one(value: Any) -> bool:
+    """Whether a value is a tensor of one element, of the capture."""
+    return isinstance(value, torch.Tensor) and is_stand_in(value) and value.numel() == 1 and not value.is_complex()
+
+
 def _number_in(value: Any) -> object:
-    """The number in a tensor of one element, of the capture; any other value as it is."""
-    is_one = isinstance(value, torch.Tensor) and is_stand_in(value) and value.numel() == 1 and not value.is_complex()
-    return value.item() if is_one else value
+    return value.item() if _is_one(value) else value
+
+
+def warn_of_scalar() -> None:
+    """A float is made of a tensor that requires grad: PyTorch warns of the first in a process."""
+    with plain_execution(), torch.enable_grad():
+        float(torch.ones((), requires_grad=True))
 
 
 def _recorded_of_items(function: Callable[..., object]) -> Callable[..., object]:
