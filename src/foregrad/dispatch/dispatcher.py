@@ -367,10 +367,7 @@ class Dispatcher:
         inner = self._compiling(
             lifted,
             Outer(why, self._outer.only_written, self._outer.unread, varied, once=self._outer.once, turn=self._turn),
-            open_sizes={
-                **self._sizes.open,
-                **{place.path: place.dims for place in places},
-            },
+            open_sizes={**self._sizes.open, **{place.path: place.dims for place in places}},
             dynamic=self._sizes.dynamic,
         )
         self._state.entries = {True: (inner, of_python().render_stateful(self.name, lifted, inner.entry))}
