@@ -108,8 +108,8 @@ class FreedMemory(Aspect):
         is_input = self.recorder.host.real_of(args[0]) is not None
         if not self.is_exported or torch.is_grad_enabled() or is_written or not is_input:
             raise UnsupportedOpError(
-                f"`{plan.op}` at {self.recorder.where()} is about the memory of tensors and can't be captured. Keep this "
-                "part outside the compiled function."
+                f"`{plan.op}` at {self.recorder.where()} is about the memory of tensors and can't be captured. Keep "
+                "this part outside the compiled function."
             )
         self.recorder.checks.note(plan.op, args, kwargs)
 
