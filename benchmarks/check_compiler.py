@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.common import Section
 from foregrad.testing import check_compiler
 
-PLANTED = Path(__file__).parents[1] / "tests" / "testing" / "planted.py"
+PLANTED = Path(__file__).parents[1] / "tests" / "tools" / "conformance" / "planted.py"
 COMPILERS = {
     "eager": "eager",
     "Inductor": "inductor",

@@ -18,14 +18,13 @@ from torch import fx, nn
 
 from ._torch.graphs import function_of, make_code, with_nested_arguments
 from ._torch.nested import spec_of_structure
-from ._torch.ops import OpOverload
 from .annexes import the_one
 from .aot import named_sources
 from .dispatch.pipeline import reachable
 from .errors import UnsupportedError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.tree import Tree
-from .graph.effect_log import CheckFailed, Given, OutputInfo, Result, SetData, Write
+from .graph.effect_log import CheckFailed, OutputInfo, SetData, Write
 from .graph.joint import JointGraph
 from .graph.meta import NodeMeta
 from .graph.signature import ConstantOutput, Handle, Signature
@@ -202,7 +201,7 @@ def _capture(
     if joint.error is not None:
         raise joint.error
     s = joint.signature
-    checks = any(not isinstance(check.op, OpOverload) for check in s.stops.checks)
+    checks = any(not check.is_operator for check in s.stops.checks)
     what = "takes or returns wrapper subclasses of tensors" if s.has_wrappers else inexpressible(s, checks=checks)
     if what:
         raise UnsupportedError(f"`{name}` can't be exported as a single graph: it {what}")
@@ -313,17 +312,9 @@ class _JointWriter:
 
     def _checks(self) -> None:
         """Operators without results, which check values or print, in their order at the end of the forward."""
-
-        def value(argument: object) -> Any:
-            if isinstance(argument, Given):
-                return self.inputs[argument.input]
-            if isinstance(argument, Result):
-                return self._of(self.old_outputs[argument.output])
-            return [value(one) for one in argument] if isinstance(argument, (list, tuple)) else argument
-
+        outputs = [self._of(node) for node in self.old_outputs[: self.signature.num_forward_outputs]]
         for check in self.signature.stops.checks:
-            arguments = tuple(value(one) for one in check.args)
-            self.graph.call_function(check.op, arguments, {key: value(one) for key, one in check.kwargs})
+            self.graph.call_function(check.op, *check.arguments(self.inputs, outputs))
 
     def _gradients(self) -> list[Any]:
         first = self.signature.num_forward_outputs

@@ -477,14 +477,48 @@ DOORS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_the_operator_that_frees_memory_is_refused_by_name(door: str) -> None:
-    """PyTorch's graph of memory that is allocated, filled, used and freed again ends the process when it runs."""
-    import torch._inductor.inductor_prims
-
+def test_the_operator_that_frees_memory_is_in_exported_graphs_and_refused_elsewhere(door: str) -> None:
     given = torch.ones(3), torch.ones(3)
+    if door.startswith("aot_export"):
+        graph = DOORS[door](*given)
+        assert given[1].untyped_storage().nbytes() == 12
+        graph = graph[0] if isinstance(graph, tuple) else graph
+        same(graph(*given)[0], given[0] * 2)
+        assert given[1].untyped_storage().nbytes() == 0
+        return
     with pytest.raises(foregrad.errors.UnsupportedOpError, match=r"resize_storage_bytes_.*in frees"):
         DOORS[door](*given)
     assert given[1].untyped_storage().nbytes() == 12
+
+
+def test_memory_is_restored_before_a_write_and_refused_after_a_write_and_for_gradients() -> None:
+    """PyTorch's graph of memory that is restored, filled, used and freed again ends the process when it runs."""
+
+    class Filled(nn.Module):
+        def __init__(self, *, again: bool = False) -> None:
+            super().__init__()
+            self.again = again
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            torch.ops.inductor.resize_storage_bytes_(y, 12)
+            y.copy_(x)
+            z = (y * 2).sum()
+            if self.again:
+                torch.ops.inductor.resize_storage_bytes_(y, 0)
+            return (z,)
+
+    x, y = torch.ones(3), torch.zeros(3)
+    y.untyped_storage().resize_(0)
+    graph, signature = foregrad.aot_export_module(Filled(), (x, y), trace_joint=False)
+    assert signature.user_inputs_to_mutate == {"copy": "arg1_1"}
+    update, result = graph(x, y)
+    same(y.copy_(update), x)
+    same(result, (x * 2).sum())
+    with pytest.raises(foregrad.errors.UnsupportedOpError, match="resize_storage_bytes_"):
+        foregrad.aot_export_module(Filled(again=True), (x, y), trace_joint=False)
+    weight = torch.ones(3, requires_grad=True)
+    with pytest.raises(foregrad.errors.UnsupportedOpError, match="resize_storage_bytes_"):
+        foregrad.aot_export_module(Filled(), (weight, y), trace_joint=True, output_loss_index=0)
 
 
 def test_memory_is_freed_where_the_call_runs_eagerly_by_name() -> None:

@@ -221,6 +221,53 @@ def test_what_one_graph_cannot_say_is_refused_by_name():
         exported(Plain(), (torch.ones(5, 4),), disable_functionalization=True)
 
 
+@pytest.mark.parametrize("partition", [foregrad.default_partition, foregrad.min_cut_rematerialization_partition])
+def test_prints_and_checks_are_operators_of_the_graph(partition, capfd):
+    class Telling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            y = x * self.weight
+            torch._assert_async(y.sum() > 0, "too small")
+            torch.ops.higher_order.print("doubled {y}", y=y + y)
+            torch.ops.aten._print("done")
+            return y.sin()
+
+    def telling(graph):
+        return [str(node.target) for node in graph.graph.nodes if node.op == "call_function" and not node.users]
+
+    module, x = Telling(), torch.ones(3)
+    jd, run = exported(module, (x,), partition_fn=partition)
+    assert telling(jd.graph_module) == ["aten._assert_async.msg", "print", "aten._print.default"]
+    assert [desc for desc in descs(jd)[1] if desc and "output" in desc] == ["output[0]"]
+    assert capfd.readouterr().out == ""
+    out = run(module.weight, x)
+    (gradient,) = torch.autograd.grad(out.sum(), module.weight)
+    assert_same(gradient, x.cos())
+    assert capfd.readouterr().out == "doubled tensor([2., 2., 2.])\ndone\n"
+    with pytest.raises(RuntimeError, match="too small"):
+        run(module.weight, -x)
+    capfd.readouterr()
+    with torch.no_grad():
+        assert telling(exported(module, (x,))[0].graph_module) == telling(jd.graph_module)
+    graph, _ = foregrad.aot_export_module(module, (x,), trace_joint=False)
+    assert telling(graph) == telling(jd.graph_module)
+    graph(module.weight.detach(), x)
+    assert capfd.readouterr().out == "doubled tensor([2., 2., 2.])\ndone\n"
+
+
+def test_a_check_that_dead_code_removal_would_take_away_is_refused():
+    class Looking(nn.Module):
+        def forward(self, x, at):
+            x[at]  # raises for an index out of bounds
+            return x * 2
+
+    with pytest.raises(foregrad.errors.UnsupportedError, match="checks values"):
+        exported(Looking(), (torch.ones(3, requires_grad=True), torch.tensor([0])))
+
+
 # ------------------------------------------------------------------------------------------------------------- editing
 
 

@@ -266,7 +266,11 @@ _NORMALISATIONS = (
     torch.ops.aten._batch_norm_no_update.default,
 )
 
-_LOSSES = (torch.ops.aten.soft_margin_loss.default, torch.ops.aten.huber_loss.default)
+_LIKE_THE_FIRST = (
+    torch.ops.aten.soft_margin_loss.default,
+    torch.ops.aten.huber_loss.default,
+    torch.ops.aten.normal.Tensor_Tensor,
+)
 
 # Torch's rules for fakes differ from its kernels for these operators.
 CORRECTED: dict[Any, Any] = {
@@ -277,7 +281,7 @@ CORRECTED: dict[Any, Any] = {
     torch.ops.aten.masked_fill.Tensor: _fake_masked_fill(torch.ops.aten.masked_fill.Tensor),
     torch.ops.aten.uniform.default: _fake_uniform,
     **{op: _fake_of_dtype(op, _of_parameters) for op in _NORMALISATIONS},
-    **{op: _fake_of_dtype(op, lambda args, at: args[0].dtype) for op in _LOSSES},
+    **{op: _fake_of_dtype(op, lambda args, at: args[0].dtype) for op in _LIKE_THE_FIRST},
     torch.ops.aten._embedding_bag.default: _fake_embedding_bag(torch.ops.aten._embedding_bag.default),
     torch.ops.aten._embedding_bag_forward_only.default: _fake_embedding_bag(
         torch.ops.aten._embedding_bag_forward_only.default

@@ -91,11 +91,7 @@ def call_boxed(fn: Callable[..., object], args: list[object]) -> list[object]:
 
 
 def as_boxed(
-    fn: object,
-    *,
-    backend: str = "the compiler",
-    graph: str = "graph",
-    first_call: FirstCall | None = None,
+    fn: object, *, backend: str = "the compiler", graph: str = "graph", first_call: FirstCall | None = None
 ) -> Callable[[list[Any]], list[object]]:
     """A compiler's result as a function that empties a list and returns a list.
 

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from .._torch.graphs import is_higher_order
 from .._torch.nested import mapped
 from .._torch.ops import OpOverload
 from .slots import Slot
@@ -258,9 +259,19 @@ class CheckInfo:
     after: int = 0
 
     @property
+    def is_operator(self) -> bool:
+        """Whether a graph can hold the check: all but foregrad's own."""
+        return isinstance(self.op, OpOverload) or is_higher_order(self.op)
+
+    @property
     def only_raises(self) -> bool:
         """Whether the check may run twice: an operator of PyTorch's or a check of foregrad's, not one of the user's."""
-        return not isinstance(self.op, OpOverload) or (self.op.namespace == "aten" and self.op.name() != "aten::_print")
+        return not self.is_operator or (self.op.namespace == "aten" and self.op.name() != "aten::_print")
+
+    def arguments(self, inputs: Sequence[object], outputs: Sequence[object]) -> Any:
+        """(args, kwargs), with an object in place of each `Given` and `Result`."""
+        given = self.args, dict(self.kwargs)
+        return mapped(mapped(given, Given, lambda at: inputs[at.input]), Result, lambda at: outputs[at.output])
 
     def behind(self, count: int) -> CheckInfo:
         """The check with its outputs moved by `count`."""

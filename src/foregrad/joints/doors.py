@@ -41,7 +41,7 @@ from .calls import rendered_call
 from .graph import written_graph
 from .held import HeldCapture, JointWithDescriptors
 from .layout import layout_of
-from .writes import with_mutations_inside
+from .writes import with_effects_inside, with_mutations_inside
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -229,10 +229,11 @@ def _captured(mod: nn.Module, call: FlatCall, options: Options) -> Captured:
     if joint.error is not None:
         raise joint.error
     trace_artifact("foregrad_joint_with_descriptors", lambda: str(joint))
+    joint = with_effects_inside(joint)
     what = inexpressible(joint.signature, checks=bool(joint.signature.stops.checks))
     if what:
         raise UnsupportedError(f"`{name}` can't be a single graph with descriptors: it {what}")
-    return captured
+    return dataclasses.replace(captured, joint=joint)
 
 
 def _once_kinds_are_known(capture: Callable[[], Captured]) -> Captured:

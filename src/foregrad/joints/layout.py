@@ -260,9 +260,7 @@ class _Maker:
         count, tree = len(self.held), self.call.tree
         arguments = tree.children[0]
         positional = dataclasses.replace(
-            arguments,
-            children=(*[Tree("leaf")] * count, *arguments.children),
-            size=count + arguments.size,
+            arguments, children=(*[Tree("leaf")] * count, *arguments.children), size=count + arguments.size
         )
         whole = dataclasses.replace(tree, children=(positional, tree.children[1]), size=count + tree.size)
         first: ById[Any, int] = ById()

@@ -35,7 +35,7 @@ from ..tracing.heap.alias import Value
 from ..tracing.recorder.recorder import Recorder
 from ..tracing.tape.graph import build_module
 from ..tracing.tape.tape import Entry, Tape
-from ._torch.control_flow import COND, MAP, SCAN, WHILE_LOOP, run_cond, run_map, run_scan, run_while_loop
+from ._torch.control_flow import COND, MAP, PRINT, SCAN, WHILE_LOOP, run_cond, run_map, run_scan, run_while_loop
 
 
 @dataclasses.dataclass(slots=True)
@@ -225,7 +225,12 @@ class Branches:
         return tensor if is_stand_in(tensor) else self.recorder.adopt(tensor)
 
     def operators(self) -> Mapping[type, Callable[..., Any]]:
-        return {type(COND): self.cond, type(WHILE_LOOP): self.while_loop, type(SCAN): self.scan, type(MAP): self.map}
+        named = {COND: self.cond, WHILE_LOOP: self.while_loop, SCAN: self.scan, MAP: self.map, PRINT: self.print}
+        return {type(op): method for op, method in named.items()}
+
+    def print(self, format_str: str, *args: Any, **kwargs: Any) -> None:
+        args, kwargs = mapped((args, kwargs), torch.Tensor, lambda tensor: self.outside(self.running, tensor))
+        self.recorder.checks.note(PRINT, (format_str, *args), kwargs)
 
     def cond(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
         if not isinstance(pred, torch.Tensor):

@@ -153,12 +153,7 @@ def _pad(func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _padded(
-    func: Any,
-    data: torch.Tensor,
-    batch_sizes: torch.Tensor,
-    batch_first: bool,
-    padding_value: float,
-    total_length: int,
+    func: Any, data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> Any:
     sizes = _contents(batch_sizes)
     with plain_execution():

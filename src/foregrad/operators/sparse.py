@@ -21,14 +21,7 @@ _MAKERS = {MAKE, EMBEDDING_BACKWARD}
 _SPARSE_OF_BAG = 9  # the position of the argument `sparse`
 
 # Operators that give a sparse tensor for one sparse operand, whatever the second operand.
-_KEEPING = {
-    aten.mul.Tensor,
-    aten.mul.Scalar,
-    aten.div.Tensor,
-    aten.div.Scalar,
-    aten.neg.default,
-    aten.clone.default,
-}
+_KEEPING = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default, aten.clone.default}
 _SUM = aten.add.Tensor
 _DENSE = {aten._to_dense.default}
 

@@ -281,9 +281,7 @@ def _strings(code: types.CodeType) -> Iterator[str]:
             yield from (item for item in constant if isinstance(item, str))
 
 
-def _loaded(
-    instructions: list[Instruction],
-) -> tuple[set[str], set[tuple[str, int]], set[tuple[str, ...]]]:
+def _loaded(instructions: list[Instruction]) -> tuple[set[str], set[tuple[str, int]], set[tuple[str, ...]]]:
     """Loaded globals; imported modules; comparisons by identity."""
     loaded, imports = set(), set()
     compares: set[tuple[str, ...]] = set()

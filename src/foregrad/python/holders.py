@@ -540,11 +540,7 @@ SLOTS = HolderKind(
     object.__setattr__,
 )
 CLASS = HolderKind(
-    _read_class,
-    lambda cls, before: _same_dict(_read_class(cls), before),
-    _put_back_class,
-    dict.items,
-    type.__setattr__,
+    _read_class, lambda cls, before: _same_dict(_read_class(cls), before), _put_back_class, dict.items, type.__setattr__
 )
 BUFFER = HolderKind(
     lambda buffer: memoryview(buffer).tobytes(), lambda b, before: memoryview(b).tobytes() == before, _put_back_buffer

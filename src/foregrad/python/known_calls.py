@@ -161,7 +161,7 @@ NOT_OF_PACKAGES: Final[dict[str, str]] = {
     "torch._C": (
         "_set_worker_signal_handlers _set_worker_pids _error_if_any_worker_fails _log_api_usage_metadata_ "
         "_initExtension _load_for_lite_interpreter _to_dlpack _set_view_replay_enabled"
-    ),
+    )
 }
 """Their functions that are no operators: they set something for the whole process, or hand memory on."""
 

@@ -31,13 +31,7 @@ class SeenCode:
     """`modules`: the modules with code that ran. `rebound`: the names with replacements in its code."""
 
     def __init__(
-        self,
-        call: FlatCall,
-        name: str,
-        reads: Reads,
-        rebound: ReboundNames,
-        origins: Origins,
-        apart: Iterable[Any],
+        self, call: FlatCall, name: str, reads: Reads, rebound: ReboundNames, origins: Origins, apart: Iterable[Any]
     ) -> None:
         """`apart`: functions called unchanged by every call; their reads need no guards."""
         self.call, self.name, self.reads, self.rebound, self.origins = call, name, reads, rebound, origins

@@ -523,9 +523,4 @@ def _is_simple(value: Any) -> bool:
 
 
 def _hooks_of(module: torch.nn.Module) -> list[dict[int, Any]]:
-    return [
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    ]
+    return [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks]

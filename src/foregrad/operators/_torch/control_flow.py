@@ -311,6 +311,7 @@ def _tracked(operands: tuple[Any, ...]) -> list[int]:
 COND = torch.ops.higher_order.cond
 WHILE_LOOP = torch.ops.higher_order.while_loop
 SCAN, MAP = torch.ops.higher_order.scan, torch.ops.higher_order.map_impl
+PRINT = getattr(torch.ops.higher_order, "print", None)
 ATTENTION = torch.ops.higher_order.flex_attention
 BACKWARD = torch.ops.higher_order.flex_attention_backward
 
@@ -385,9 +386,8 @@ _MEANING: dict[type, Callable[..., Any]] = {
     for name, meaning in {**_BY_NAME, **MEANINGS}.items()
     if hasattr(torch.ops.higher_order, name)
 }
-_Print = type(getattr(torch.ops.higher_order, "print", None))
-if _Print is not type(None):
-    _MEANING[_Print] = print_formatted
+if PRINT is not None:
+    _MEANING[type(PRINT)] = print_formatted
 _original: dict[type, Any] = {kind: kind.__call__ for kind in (*_MEANING, type(ATTENTION), type(BACKWARD))}
 
 
@@ -402,10 +402,7 @@ class KeptOperators(Protocol):
 
 
 def install(
-    bind: Bind,
-    is_capturing: Callable[[], bool],
-    runner: Callable[[], Any],
-    kept: Callable[[], KeptOperators | None],
+    bind: Bind, is_capturing: Callable[[], bool], runner: Callable[[], Any], kept: Callable[[], KeptOperators | None]
 ) -> None:
     """Install the Python equivalents, for threads where `is_capturing()` is true; `runner()` gives `run(function, args,
     kwargs)`: it runs a function on real tensors in each call.
@@ -415,8 +412,8 @@ def install(
     def printing(format_str: str, *args: Any, **kwargs: Any) -> Any:
         return runner()(print_formatted, (format_str, *args), kwargs)
 
-    if _Print in meanings:
-        meanings[_Print] = printing
+    if PRINT is not None:
+        meanings[type(PRINT)] = printing
 
     def attending(part: str, *args: Any, **kwargs: Any) -> Any:
         here = kept()

@@ -23,22 +23,8 @@ from ...errors import UnsupportedSideEffectError
 from ...house import is_house_module
 from ...locks import Bind
 
-_SEEDS = (
-    "manual_seed",
-    "seed",
-    "set_state",
-    "set_offset",
-    "graphsafe_set_state",
-    "__setstate__",
-)
-_TELLS = (
-    "initial_seed",
-    "get_state",
-    "get_offset",
-    "graphsafe_get_state",
-    "clone_state",
-    "__reduce__",
-)
+_SEEDS = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state", "__setstate__")
+_TELLS = ("initial_seed", "get_state", "get_offset", "graphsafe_get_state", "clone_state", "__reduce__")
 _SAID = (
     dict.fromkeys(_SEEDS, ("seeds", "Seed before the call."))
     | dict.fromkeys(_TELLS, ("reads the state of", "Read it before the call, and pass the result."))

@@ -369,12 +369,7 @@ def described_sizes(joint: JointGraph, *, at_capture: bool) -> Any:
 
 _BUDGET = "memory_budget"  # of a forward's `meta`, see `partitioners.budget`
 _KNOWN = {_BUDGET, PREPARED}
-_MORE = {
-    "has_backward_hook": bool,
-    "saved_tensor_with_no_vc_check": bool,
-    "updated": bool,
-    "marked_call": int,
-}
+_MORE = {"has_backward_hook": bool, "saved_tensor_with_no_vc_check": bool, "updated": bool, "marked_call": int}
 _OWN = ("val", "spec", "tensor_meta")  # entries of a node that are never taken from the node it is like
 
 

@@ -172,12 +172,7 @@ class Reader:
     """Makes values of data. Raises `ArtifactError` for data that no `Writer` writes."""
 
     def __init__(
-        self,
-        tables: Any,
-        table: Any = None,
-        symbols: Mapping[str, Any] | None = None,
-        *,
-        symbolic_floats: bool = False,
+        self, tables: Any, table: Any = None, symbols: Mapping[str, Any] | None = None, *, symbolic_floats: bool = False
     ) -> None:
         self.table, self.symbols = table, symbols or {}
         self.symbolic_floats = symbolic_floats

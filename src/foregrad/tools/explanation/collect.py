@@ -227,11 +227,7 @@ class _Explainer:
         def make_step(function: Any) -> Any:
             return lambda: step_of(call_of(function), subject.forget_gradients)
 
-        present, compiled, eager = (
-            self._given(graph),
-            call_of(self.compiled),
-            call_of(subject.function),
-        )
+        present, compiled, eager = (self._given(graph), call_of(self.compiled), call_of(subject.function))
         start = time.perf_counter()
         held = held_by(compiled(), [present, compiled.args, compiled.keywords])
         compile_s += time.perf_counter() - start
@@ -425,12 +421,7 @@ def _own_results(parts: Partitioned) -> set[str]:
 
 
 def _saved(
-    value: SavedValue,
-    by_key: dict[str, Operator],
-    readers: dict[str, list[str]],
-    rows: Rows,
-    forward: int,
-    slot: str,
+    value: SavedValue, by_key: dict[str, Operator], readers: dict[str, list[str]], rows: Rows, forward: int, slot: str
 ) -> SavedTensor:
     key = f"f:{value.name}"
     one = by_key.get(key)

@@ -42,8 +42,7 @@ from ..values.prefix import evaluate
 from .backward_writes import BackwardWrites
 from .trace import Trace
 
-# The first is known by name only once Inductor is imported; the second has an answer that no guard is on.
-_UNSAFE = {"inductor.resize_storage_bytes_.default", "aten.is_set_to.default"}
+_UNSAFE = {"aten.is_set_to.default"}  # no guard is on its answer
 
 aten = torch.ops.aten
 
