@@ -9,6 +9,7 @@ import array
 import collections
 import ctypes
 import dataclasses
+import functools
 import io
 import operator
 import random
