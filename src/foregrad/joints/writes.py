@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 from .._torch.graphs import copied, make_graph_module
 from ..graph.joint import JointGraph, Partitioned
@@ -48,7 +48,7 @@ def with_effects_inside(joint: JointGraph) -> JointGraph:
         return joint
     graph = copied(joint.graph)
     output = graph.output_node()
-    results: list[Any] = list(output.args[0])
+    results: Any = [*cast("Any", output.args[0])]
     computed = [node for node in graph.nodes if node.op != "placeholder"]
     first = next((node for node in computed if node.meta.get("partitioner_tag") == "is_backward"), output)
     inputs = graph.find_nodes(op="placeholder")

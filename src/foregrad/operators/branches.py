@@ -225,7 +225,7 @@ class Branches:
         return tensor if is_stand_in(tensor) else self.recorder.adopt(tensor)
 
     def operators(self) -> Mapping[type, Callable[..., Any]]:
-        named = {COND: self.cond, WHILE_LOOP: self.while_loop, SCAN: self.scan, MAP: self.map, PRINT: self.print}
+        named: Any = {COND: self.cond, WHILE_LOOP: self.while_loop, SCAN: self.scan, MAP: self.map, PRINT: self.print}
         return {type(op): method for op, method in named.items()}
 
     def print(self, format_str: str, *args: Any, **kwargs: Any) -> None:
