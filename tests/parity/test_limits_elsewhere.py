@@ -704,10 +704,10 @@ def _(wrap):
     return torch.tensor(call(x))
 
 
-@silent("calls a C function through `ctypes`")
+@silent("calls a C function of `ctypes` or Cython that no name")
 def _(wrap):
-    library = ctypes.CDLL(None)
-    call = wrap(lambda x: x + library.rand())
+    table = {"rand": ctypes.CDLL(None).rand}
+    call = wrap(lambda x: x + table["rand"]())
     return len({call(torch.zeros(1, dtype=torch.int64)).item() for _ in range(6)}) == 6
 
 
@@ -777,6 +777,9 @@ ELSEWHERE = {
     "calls `type` under a second name": "tests/parity/test_types_asked.py",
     "writes, between forward and backward, a tensor from outside": "the error is PyTorch's",
     "calls a function under `lru_cache(maxsize=n)`": "what C keeps of an entry that was taken out",
+    "names a list, dict, tuple or deque of over": "tests/python/test_large_state.py",
+    "names an array of NumPy": "tests/python/test_large_state.py",
+    "reads an object behind 100 objects": "tests/python/test_large_state.py",
     "asks PyTorch's private names": "the keys of stand-ins are PyTorch's",
     "an operator in a graph that has written": "tests/effects/test_faults.py",
     "an operator in a graph with a collective": "tests/effects/test_faults.py",

@@ -201,7 +201,7 @@ class Observed:
                     "would not hold the lock. Take it outside the compiled function."
                 )
             if is_own and (named := state.untold.intersection(code.co_names + code.co_freevars)):
-                self._refuse(_UNKNOWN.format(self.name, f"has the name `{min(named)}`", _line(frame)))
+                self._refuse(_UNKNOWN.format(self.name, f"names `{min(named)}`", _line(frame)))
             self.ran[code] = frame.f_globals
             if is_own:
                 code_begins(code, frame.f_globals)
