@@ -242,9 +242,9 @@ class PythonWrites:
         """
         if not holder.kind.read(holder.target):
             return
-        is_bounded = holder.kind is kinds.DEQUE and holder.target.maxlen is not None  # it is full after some calls
-        is_fill = is_bounded or not holder.before or holder.kind is kinds.DICT or any(map(_has_tensors, written))
-        if self.fills_caches and is_fill:
+        window = holder.target.maxlen or 0 if holder.kind is kinds.DEQUE else 0  # it is full after so many calls
+        is_fill = window or not holder.before or holder.kind is kinds.DICT or any(map(_has_tensors, written))
+        if 0 < window <= _SHORT or (self.fills_caches and is_fill):
             self._refuse_fill(holder.name())
         remedy = remedy_at(holder.name(), own := "Return the added items, or add them outside.")
         raise GrowingError(
@@ -272,6 +272,7 @@ class PythonWrites:
         return len(self.values) - 1
 
 
+_SHORT = 8  # items of a window that fills without a warning
 _FINDERS = {
     kinds.ATTRIBUTES: PythonWrites.attributes,
     **dict.fromkeys((kinds.DICT, kinds.NAMESPACE, kinds.SLOTS, kinds.CLASS), PythonWrites.table),
