@@ -1,9 +1,8 @@
 """State that is too large to copy or to look through unless code names it: long containers, and arrays.
 
 A capture copies what its function may write to, to take the writes back, and guards what the function reads. Where
-code names such state, a buffer of up to `_MOST_BYTES` is copied; a container is taken as a whole, each item by its
-identity, which is right for plain values and tensors. Larger buffers, and long containers of objects that may change,
-are refused by name, before the function runs.
+code names such state, a buffer of up to `_MOST_BYTES` is copied, and a container of plain values and tensors is guarded
+by its items' identity. Larger buffers, and long containers of objects that may change, are refused by name.
 """
 
 from __future__ import annotations
