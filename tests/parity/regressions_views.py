@@ -601,20 +601,3 @@ def f(x0):
     return ()
 """,
 )
-
-regression(
-    "`unsafe_split` and `unsafe_chunk` give memory of their argument without saying so",
-    """
-def make_args():
-    return torch.ones(4).requires_grad_() * 2, torch.ones(4)
-
-
-def f(x, y):
-    a, b = torch.unsafe_chunk(x, 2)
-    x.add_(1)
-    c, d = torch.unsafe_split_with_sizes(y, (1, 3))
-    c.mul_(3)
-    e, _ = torch.unsafe_split(y.sin(), 2)
-    return a * b, y * 2, e, b, d
-""",
-)

@@ -711,6 +711,16 @@ def _(wrap):
     return len({call(torch.zeros(1, dtype=torch.int64)).item() for _ in range(6)}) == 6
 
 
+@silent("writes in place to a result of `torch.unsafe_split`")
+def _(wrap):
+    def write(x):
+        y = x * 2
+        torch.unsafe_chunk(y, 2)[0].mul_(3)
+        return y
+
+    return wrap(write)(torch.ones(4))
+
+
 @silent("registers `weakref.finalize` on a tensor")
 def _(wrap):
     ended = []

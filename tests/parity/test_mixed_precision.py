@@ -12,7 +12,7 @@ ALWAYS = (
     "add bmm cat einsum index_put lerp mul native_batch_norm native_layer_norm nn.functional.batch_norm "
     "nn.functional.binary_cross_entropy nn.functional.conv2d nn.functional.embedding nn.functional.group_norm "
     "nn.functional.huber_loss nn.functional.layer_norm nn.functional.linear nn.functional.prelu nn.functional.rms_norm "
-    "nn.functional.scaled_dot_product_attention normal softmax unsafe_chunk unsafe_split where"
+    "nn.functional.scaled_dot_product_attention normal softmax where"
 ).split()
 CASES = [case for case in op_cases(["float32"]) if case.variant == "plain"]
 

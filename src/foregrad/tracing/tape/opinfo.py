@@ -35,8 +35,8 @@ _HIDDEN_WRITES: dict[OpOverload, tuple[int, ...]] = {
 # Functional forms that no naming rule finds.
 _FUNCTIONAL_NAMES = {"normal_": "normal_functional", "rrelu_with_noise_": "rrelu_with_noise_functional"}
 
-# These return tensors over the memory of their argument though their schemas do not say so.
-_UNDECLARED_VIEWS = {aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default}
+# It returns its argument's memory, against its schema. So does `unsafe_split`, to which recurrent layers write in vain.
+_UNDECLARED_VIEWS = {aten._unsafe_view.default}
 
 
 def take_data(tensor: torch.Tensor) -> torch.Tensor:
