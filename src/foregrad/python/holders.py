@@ -375,11 +375,9 @@ def _put_back_buffer(buffer: Any, before: bytes, _: Any) -> None:
     if isinstance(buffer, array.array):
         buffer[:] = array.array(buffer.typecode, before)
     elif isinstance(buffer, (bytearray, memoryview)):
-        now: Any = memoryview(buffer)
-        if now.c_contiguous:
-            now.cast("B")[:] = before
-        else:
-            now[:] = memoryview(before).cast(now.format)
+        has_gaps = isinstance(buffer, memoryview) and not buffer.c_contiguous
+        now: Any = buffer if has_gaps or isinstance(buffer, bytearray) else buffer.cast("B")
+        now[:] = memoryview(before).cast(now.format) if has_gaps else before
     else:
         ctypes.memmove(ctypes.addressof(buffer), before, len(before))
 
