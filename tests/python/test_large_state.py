@@ -62,6 +62,7 @@ STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
     "a dict of objects": (lambda: {i: Item(i) for i in range(MANY)}, _add_to_value),
     "a tuple of lists": (lambda: tuple([i] for i in range(MANY)), _add_inside),
     "a deque of lists": (lambda: collections.deque([i] for i in range(MANY)), _add_inside),
+    "a list of deques": (lambda: [collections.deque([i]) for i in range(MANY)], _add_inside),
     "a dict of numbers": (lambda: dict.fromkeys(range(MANY), 0.0), _add_to_item),
     "numbers of NumPy": (lambda: np.zeros(1 << 18), _add_to_item),
     "more numbers of NumPy": (lambda: np.zeros((1 << 26) + 1, dtype=np.int8), _add_to_item),

@@ -30,7 +30,7 @@ from ..identity import ById, IdSet
 from ..locks import Bind
 from ..tracing.aspect import Aspect, Row, aspect
 from ..tracing.heap.recording import Host, Recording
-from ..tracing.kernels.plans import QUERIES, Treatment
+from ..tracing.kernels.plans import QUERIES
 from ..tracing.recorder.recorder import Recorder
 from ..tracing.tape.opinfo import op_info
 from ..tracing.tape.tape import Entry
@@ -91,29 +91,6 @@ class CastInside(Aspect):
         return function(*args, **kwargs)
 
     functions: ClassVar[Mapping[Any, Row]] = dict.fromkeys((torch.bilinear, torch.linalg.pinv, torch.pinverse), run)
-
-
-@aspect
-class FreedMemory(Aspect):
-    """An exported graph without gradients frees or restores the memory of an input that it has not written before."""
-
-    def __init__(self, host: Host, recorder: Any) -> None:
-        self.recorder, self.is_exported = recorder, host.keeps_branches
-
-    def resumed(self) -> Aspect:
-        return self
-
-    def resize(self, plan: Treatment, args: Args, kwargs: Kwargs) -> None:
-        is_written = self.recorder.value_of(args[0]).storage.is_written
-        is_input = self.recorder.host.real_of(args[0]) is not None
-        if not self.is_exported or torch.is_grad_enabled() or is_written or not is_input:
-            raise UnsupportedOpError(
-                f"`{plan.op}` at {self.recorder.where()} is about the memory of tensors and can't be captured. Keep "
-                "this part outside the compiled function."
-            )
-        self.recorder.checks.note(plan.op, args, kwargs)
-
-    operators: ClassVar[Mapping[Any, Row]] = {torch.ops.inductor.resize_storage_bytes_.default: resize}
 
 
 @aspect

@@ -21,13 +21,21 @@ from .._torch.ops import PACK_PADDED, PAD_PACKED, Args, Kwargs
 from .._torch.patches import is_capturing, numbers_in
 from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import SYM_MATH, TracedInt
-from ..errors import TensorTextError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
+from ..errors import (
+    TensorTextError,
+    UnsupportedAliasError,
+    UnsupportedError,
+    UnsupportedMutationError,
+    UnsupportedOpError,
+)
 from ..frontend.arrays import ArrayStandIn
 from ..graph.meta import TensorSpec
 from ..house import is_program_module
 from ..locks import Bind
 from ..tracing.aspect import Aspect, Row, aspect
 from ..tracing.heap.recording import Host, Recording
+from ..tracing.kernels.plans import Treatment
+from ..tracing.recorder.recorder import ABOUT_MEMORY
 from ..tracing.values.numbers import TRACED
 from ._torch.torchscript import install
 
@@ -70,6 +78,26 @@ def _refused_without_memory(name: str, refused: type[Exception], current: Callab
             ) from None
 
     return method
+
+
+@aspect
+class FreedMemory(Aspect):
+    """An exported graph without gradients frees or restores the memory of an input that it has not written before."""
+
+    def __init__(self, host: Host, recorder: Any) -> None:
+        self.recorder, self.is_exported = recorder, host.keeps_branches
+
+    def resumed(self) -> Aspect:
+        return self
+
+    def resize(self, plan: Treatment, args: Args, kwargs: Kwargs) -> None:
+        is_written = self.recorder.value_of(args[0]).storage.is_written
+        is_input = self.recorder.host.real_of(args[0]) is not None
+        if not self.is_exported or torch.is_grad_enabled() or is_written or not is_input:
+            raise UnsupportedOpError(ABOUT_MEMORY.format(plan.op, self.recorder.where()))
+        self.recorder.checks.note(plan.op, args, kwargs)
+
+    operators: ClassVar[Mapping[Any, Row]] = {torch.ops.inductor.resize_storage_bytes_.default: resize}
 
 
 def _tensor_split(func: Any, args: Args, kwargs: Kwargs) -> Any:

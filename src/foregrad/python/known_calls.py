@@ -261,8 +261,8 @@ def is_untold(value: Any) -> bool:
         return False
     module = str(getattr(value, "__module__", None) or cls.__module__)
     roots = {name.partition(".")[0] for name in (module, cls.__module__)}
-    is_known = not roots.isdisjoint((*KNOWN_PACKAGES, *sys.stdlib_module_names))
-    return not is_known and _unless_declared(module, f"{module}.{getattr(value, '__name__', '')}") == REFUSED
+    is_unknown = roots.isdisjoint(KNOWN_PACKAGES) and roots.isdisjoint(sys.stdlib_module_names)
+    return is_unknown and _unless_declared(module, f"{module}.{getattr(value, '__name__', '')}") == REFUSED
 
 
 _CALL = "__call__"

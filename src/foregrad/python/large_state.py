@@ -7,6 +7,7 @@ by its items' identity. Larger buffers, and long containers of objects that may 
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Collection, Iterator, Sequence
 from types import CodeType
 from typing import Any
@@ -22,7 +23,7 @@ from .objects import MAKERS
 
 MOST_ITEMS = 10_000  # of a container that is looked into
 _FEW_BYTES, _MOST_BYTES = 1 << 20, 1 << 26  # of a buffer that is copied: in any case; where code names it
-_CONTAINERS = (dict, list, tuple, set, frozenset)
+CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 
 
 class LargeState:
@@ -72,7 +73,7 @@ def looked_into(items: Sequence[tuple[Any, Any]], name: str) -> Sequence[tuple[A
         return items
     for _, item in items:
         is_fixed = is_plain(item) or isinstance(item, torch.Tensor)
-        if not is_fixed and (isinstance(item, _CONTAINERS) or not is_of_library(type(item))):
+        if not is_fixed and (isinstance(item, CONTAINERS) or not is_of_library(type(item))):
             raise UnsupportedSideEffectError(
                 f"`{name}` has {len(items):,} items, among them {a_name(type(item).__name__)}, and a graph looks into "
                 f"at most {MOST_ITEMS:,}. Pass the items that the function needs as arguments."

@@ -39,7 +39,7 @@ from ..frontend.values import holds_classes, is_plain
 from ..graph.source import in_order
 from ..locks import Replacements
 from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
-from .large_state import MOST_ITEMS, looked_into
+from .large_state import CONTAINERS, MOST_ITEMS, looked_into
 from .libraries import (
     BAGS,
     is_installed,
@@ -67,7 +67,6 @@ from .opaque import context_value, derived_from, is_cached_function, names_in_ow
 from .reads import VIEWS, Reads, ReadSite, items_in
 
 _DEEPEST, _DEEPEST_IN_LIBRARY = 100, 3  # objects, each reached through the one before: a list linked by hand, a tree
-_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 
 
 class Scan:
@@ -316,7 +315,7 @@ class Scan:
             value = gc.get_referents(value)[0]
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self.function(value, name)
-        elif isinstance(value, _CONTAINERS):
+        elif isinstance(value, CONTAINERS):
             if self._is_new(value):
                 self.reads.contents(value, name)
                 for key, item in looked_into(items_in(value), name):
@@ -591,7 +590,7 @@ _OF_BUILTINS = (types.BuiltinFunctionType, types.FunctionType, type)
 
 
 def _is_option(value: Any) -> bool:
-    return is_plain(value) or isinstance(value, _CONTAINERS)
+    return is_plain(value) or isinstance(value, CONTAINERS)
 
 
 def _is_users(function: types.FunctionType) -> bool:

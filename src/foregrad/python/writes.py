@@ -242,9 +242,9 @@ class PythonWrites:
         """
         if not holder.kind.read(holder.target):
             return
-        window = holder.target.maxlen or 0 if holder.kind is kinds.DEQUE else 0  # it is full after so many calls
+        window = holder.target.maxlen if holder.kind is kinds.DEQUE else None  # it is full after so many calls
         is_fill = window or not holder.before or holder.kind is kinds.DICT or any(map(_has_tensors, written))
-        if 0 < window <= _SHORT or (self.fills_caches and is_fill):
+        if (window and window <= _SHORT) or (self.fills_caches and is_fill):
             self._refuse_fill(holder.name())
         remedy = remedy_at(holder.name(), own := "Return the added items, or add them outside.")
         raise GrowingError(

@@ -43,6 +43,9 @@ from .backward_writes import BackwardWrites
 from .trace import Trace
 
 _UNSAFE = {"aten.is_set_to.default"}  # no guard is on its answer
+ABOUT_MEMORY = (
+    "`{}` at {} is about the memory of tensors and can't be captured. Keep this part outside the compiled function."
+)
 
 aten = torch.ops.aten
 
@@ -183,10 +186,7 @@ class Recorder(Trace, ThreadDispatchMode):
                 "Write the branch or loop in Python, or keep that part outside the compiled function."
             )
         if str(func) in _UNSAFE:
-            raise UnsupportedOpError(
-                f"`{func}` at {user_line(self.origins.here())} is about the memory of tensors and can't be captured. "
-                "Keep this part outside the compiled function."
-            )
+            raise UnsupportedOpError(ABOUT_MEMORY.format(func, user_line(self.origins.here())))
         # The tensor behind it keeps a history; a detached result has none.
         plainer = PLAINER_BY_NAME.get(str(func))
         wanted = None if func is aten.detach.default else self.decompositions.get(func, plainer)
