@@ -136,7 +136,7 @@ def _check(name: str) -> None:
         if _module(frame).startswith("torch._dynamo."):
             return  # restores the state around each function that it traces
         frame = frame.f_back
-    where = f"`{frame.f_code.co_name}` at {frame.f_code.co_filename}:{frame.f_lineno}" if frame else "the function"
+    where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "the function"
     done, advice = _SAID[name]
     raise UnsupportedSideEffectError(
         f"{where} {done} a random generator (`Generator.{name}`): a compiled call would not repeat this. {advice}"
