@@ -163,3 +163,16 @@ def test_plain_values_and_tensors_of_a_large_container_are_compiled() -> None:
         words["word 7"] = value
         tensors[3] = torch.tensor(float(value))
         assert torch.equal(compiled(torch.ones(2)), read(torch.ones(2)))
+
+
+def test_thousands_of_containers_among_arguments_and_results_compile():
+    table = {i: [torch.full((1,), float(i))] for i in range(2500)}
+
+    def function(x, values):
+        return {key: [x * value] for key, (value,) in values.items()}
+
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
+    for i in range(2):
+        table[7][0] = torch.full((1,), 100.0 + i)
+        assert compiled(torch.ones(1), table) == function(torch.ones(1), table)
+    assert len(compiled.foregrad.compilations) == 1

@@ -346,7 +346,7 @@ def open_arguments(
     return Opened(opener.leaves, tree, tuple(opener.containers))
 
 
-_MOST_CONTAINERS = 2000  # an object that leads to more is a program's state rather than a value
+_MOST_CONTAINERS = 2000  # beyond so many no further plain object is taken apart: they are a program's state
 
 
 def _nothing(_: object) -> None:
@@ -440,7 +440,7 @@ class _Opener:
             opened = open_container(value)
         if opened is None and (over := self.array(value)) is not None:
             return "array", cls, None, [over]
-        if opened is not None and len(self.containers) >= _MOST_CONTAINERS:
+        if opened is not None and opened[0] == "object" and len(self.containers) >= _MOST_CONTAINERS:
             return None
         return opened
 
