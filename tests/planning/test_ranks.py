@@ -14,7 +14,7 @@ from tests.distributed.ranks import run
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch", "size"), [("fsdp", 16, 2), ("fsdp", 2048, 2), ("dp", 2048, 2), ("tp", 512, 2), ("both", 512, 4)]
+    ("kind", "batch", "size"), [("fsdp", 16, 2), ("fsdp", 256, 2), ("dp", 256, 2), ("tp", 512, 2), ("both", 512, 4)]
 )
 def test_the_memory_of_a_rank(kind, batch, size, tmp_path):
     """With few values, the peak is that of gathers and reductions. The optimizer was made over the rank's own."""
