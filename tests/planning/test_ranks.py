@@ -36,7 +36,7 @@ def test_the_memory_of_a_rank(kind, batch, size, tmp_path):
     for found in plans:
         assert (found.optimizer.state, found.trained) == (state, plans[0].trained)
         # At 16 rows gathers dominate, and eager's row counts whole gradients beside the buffers of their reduction.
-        for choice in ("save all", "eager")[: 1 if kind == "dp" or batch == 16 else 2]:
+        for choice in ("save all", "eager")[: 1 if kind == "dp" else 2]:
             assert found.choice(choice).peak - found.standing.total == pytest.approx(
-                measured, rel=0.03 if kind == "dp" else 0.001
+                measured, rel=0.03 if kind == "dp" else 0.005 if choice == "eager" else 0.001
             )

@@ -367,6 +367,7 @@ class _ShardedRun:
         self.count = len(found)
         self.reducing: int | None = None
         self.reduced: set[int] = set()
+        self.ends: dict[tuple[int, int], _Gathered] = {}  # by the place of the input that ends a unit's backward
         for path, unit in found.items():
             part = twins.owner(path, parameters[path])
             part.register_forward_pre_hook(functools.partial(self._before, unit), prepend=True, with_kwargs=True)
@@ -385,6 +386,7 @@ class _ShardedRun:
         if not self.ranks.overlap:
             unit.let_buffer_go()
         for one in _differentiable((args, kwargs))[:1]:
+            self.ends[_place(one)] = unit
             one.register_hook(lambda _: self._backward_ended(unit))
 
     def _after(self, unit: _Gathered, _module: Any, _args: Any, result: Any) -> None:
@@ -394,9 +396,11 @@ class _ShardedRun:
             elif self.ranks.reshard:
                 unit.let_go()
             for one in _differentiable(result):
-                one.register_hook(functools.partial(self._backward_starts, unit))
+                one.register_hook(functools.partial(self._backward_starts, unit, _place(one)))
 
-    def _backward_starts(self, unit: _Gathered, _gradient: Any) -> None:
+    def _backward_starts(self, unit: _Gathered, place: tuple[int, int], _gradient: Any) -> None:
+        if place in self.ends:  # the backward of the unit that takes this result ends first
+            self._backward_ended(self.ends[place])
         if id(unit) not in self.reduced:
             unit.copy_out()
             unit.let_buffer_go()
@@ -411,10 +415,9 @@ class _ShardedRun:
             self._reduce(unit)
 
     def _reduce(self, unit: _Gathered) -> None:
-        buffer = unit.reduce()
         if self.reducing is not None:
             self.record.give(self.reducing)
-        self.reducing = buffer
+        self.reducing = unit.reduce()
 
     def end(self) -> None:
         for unit in self.order:  # whose inputs have no gradient
@@ -429,6 +432,12 @@ class _ShardedRun:
 
 def _differentiable(value: Any) -> list[torch.Tensor]:
     return [one for one in leaves(value) if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor stands in autograd's graph: its node and the number of the result."""
+    node = tensor.grad_fn
+    return (-1, id(tensor)) if node is None else (sequence_nr_of(node), tensor.output_nr)
 
 
 def eager_of(
