@@ -111,10 +111,10 @@ def aot_function(
 ) -> Callable[..., Any]:
     """Compile `fn`: its forward with `fw_compiler`, its backward with `bw_compiler` (by default the same compiler).
 
-    A compiler takes (fx.GraphModule of ATen operators, example inputs) and returns a callable; one marked by
-    `make_boxed_func` gets its arguments as one list. Unlike PyTorch's, the result checks every call against guards,
-    captures again if they fail, and takes closed-over tensors and parameters as inputs. Also called
-    `compiled_function`.
+    A compiler takes (fx.GraphModule of ATen operators, example inputs) and returns a callable, called with one list if
+    `make_boxed_func` marked it. Unlike with PyTorch's function, guards check each call, a call that fits no graph is
+    captured again, and closed-over tensors and parameters are inputs. A call that can't be compiled raises an
+    `Unsupported...Error`. Also called `compiled_function`.
 
     Args:
         fn: takes and returns tensors and plain values in nested containers.

@@ -151,9 +151,9 @@ def compile(
 ) -> Any:
     """Compile a function or module: it behaves as before, and runs as two graphs.
 
-    The first call captures forward and backward as one graph, splits it and compiles the halves. Later calls check
-    that the graph is right for them, and capture a new graph when it isn't. Parameters and tensors the function
-    reaches by itself become inputs that are read again on every call.
+    The first call captures forward and backward as one graph, splits the graph and compiles the halves. Later calls
+    check whether a graph is right for the call, and capture a new graph if none is. Parameters and closed-over
+    tensors become inputs, read in each call.
 
     Args:
         fn_or_module: the function or module. Without it, `compile(...)` is a decorator.
@@ -165,11 +165,9 @@ def compile(
             (min-cut that prefers values written by kernels anyway), a `Policy` (`foregrad.dots_saveable`, ...) that
             decides on each value, or a function with the signature of `default_partition`; None for the backend's
             choice. A policy can be combined with `memory_budget`.
-        memory_budget: the peak bytes of storage of one step, forward to end of backward, beyond the arguments and
-            parameters alive before the call, gradients counted. An integer, text with a unit ("600 MiB"), or a float
-            from 0.0 (the least feasible peak) to 1.0 (the peak of saving everything). As little as possible is
-            computed again. A `Budget` has further settings: a solver's time, a cost model. A budget below the least
-            feasible raises `BudgetError`, and the error names the least.
+        memory_budget: the limit of a step's peak memory, forward to end of backward, gradients included, without
+            the arguments and parameters. Bytes as an integer or as text with a unit ("600 MiB"), a float from 0.0
+            (the least feasible peak) to 1.0 (the peak of saving everything), or a `Budget`, which has further settings.
         dynamic: the sizes of arguments that are symbols in graphs. None: sizes that differed between two
             captures, so a function called with many lengths compiles twice. True: all sizes from the beginning.
             False: only sizes marked by `mark_dynamic`.
@@ -184,6 +182,9 @@ def compile(
 
     Returns:
         A function for a function; for a module, a module of its class that shares the parameters.
+
+    Raises `TypeError`, `ValueError` or `BackendError` for a wrong argument. A call raises `BudgetError` if the budget
+    can't be met, besides the errors of the function.
 
     Examples:
         >>> import torch, foregrad
@@ -337,13 +338,13 @@ def explain_recompiles(fn: object) -> Recompiles:
 
 
 def capture(fn: Callable[..., object], *args: Any, **kwargs: object) -> JointGraph:
-    """The joint graph of `fn` for the given arguments; nothing runs for real. Its `str()` is Python.
+    """The joint graph of `fn` for the given arguments. Its `str()` is Python.
 
-    A branch on a value is followed as the arguments decide; the condition is an output of the graph, `decided at` the
-    line, and the graph is right for calls that decide alike. A result that is an argument, or a view of an
-    argument, is no output: a line at the head of the text names the argument. Parameters and arguments may have no
-    values: they are on `meta`, or fakes. Branches on values raise `UnsupportedDataDependentError` then.
-    Dimensions marked by `mark_dynamic`, ours or PyTorch's, are symbols in the graph.
+    `fn` runs on stand-ins for its tensors. Only eager regions, and the operators of a value that `fn` reads, run on the
+    arguments. A branch follows the value; the condition is an output of the graph, `decided at` the line, and
+    the graph is right for calls with an equal outcome. A result that is an argument, or a view of an argument, is no
+    output: a line at the head of the text names the argument. On `meta` and fakes there are no values, so a branch on
+    a value raises `UnsupportedDataDependentError`. Dimensions marked by either `mark_dynamic` are symbols.
 
     Raises `Unsupported...Error` if `fn` can't be captured, and the errors of `fn`.
 

@@ -3,11 +3,11 @@ captures.
 
 `view(compiled)` gives the graphs of a compiled function with foregrad's knowledge of each: the joint graph, the halves,
 inputs, effects, guards, source. `as_compiled(compiled)` compiles the function for a call that does not run, and
-compiles other functions in the same way. A `Watcher` hears of each stage of a compilation as it ends, and may wrap the
-callables that compilers return. An `Aspect` takes part in captures: its class, registered by the decorator `aspect`,
-owns torch functions and operators, and adds effects (`CallEffect`) and guards (`CallGuard`) to each call. The classes'
-code is foregrad's to a capture, not the program's; `register` says so of a whole module. `compiling` and `phase` time a
-tool's own work beside a compilation's, for `foregrad.compile_times`.
+compiles further functions in the same way. A `Watcher` is called at the end of each stage of a compilation, and may
+wrap the callables that compilers return. An `Aspect` takes part in captures: its class, registered by the decorator
+`aspect`, owns torch functions and operators, and adds effects (`CallEffect`) and guards (`CallGuard`) to each call. A
+capture does not treat the class's code as the program's; `register` extends this to a whole module. `compiling` and
+`phase` add the time of a tool to `foregrad.compile_times`.
 
 Example:
     >>> import torch, foregrad
@@ -179,7 +179,7 @@ class CompiledFunction(Protocol):
     """A compiled function, for tools: it compiles further calls and functions with the settings of its own."""
 
     name: str
-    function: Callable[..., Any]  # as it was before
+    function: Callable[..., Any]  # the original
 
     def __call__(self, *args: object, **kwargs: object) -> Any: ...
 
@@ -192,7 +192,7 @@ class CompiledFunction(Protocol):
         """
 
     def refusal(self, error: BaseException, name: str = "") -> RefusalView:
-        """The meaning for people of an error from `graph_for`. `name`: the function's name there."""
+        """The reason, remedy and line of an error from `graph_for`. `name`: the function's name there."""
 
     def split(self, joint: JointGraph, partition: Callable[..., object]) -> Partitioned:
         """Split a graph by a further partition, after the backend's own passes."""
@@ -217,7 +217,7 @@ _R_co = TypeVar("_R_co", covariant=True)
 
 
 class CompiledCallable(Protocol[_P, _R_co]):
-    """A function that `foregrad.compile` made, for type checkers: it is called as the original is."""
+    """The type of a function from `foregrad.compile`: it has the original's parameters and result."""
 
     foregrad: Any  # its workings: see `as_compiled`
 
@@ -292,7 +292,7 @@ class CompileStage:
 
 
 class Watcher:
-    """Hears of the stages of compilations. All methods are optional."""
+    """foregrad calls its methods when a stage of a compilation ends. All methods are optional."""
 
     def stage(self, stage: CompileStage) -> None:
         """A stage ended."""

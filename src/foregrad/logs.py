@@ -25,7 +25,7 @@ def set_logs(names: str) -> None:
 
     Args:
         names: names separated by commas: `graphs`, `partition`, `guards`, `recompiles`, `eager`, `backends`, or `all`;
-            with `+` before it more, with `-` errors alone. An empty text turns all off.
+            `+name` logs more, `-name` errors alone. An empty text turns all logs off.
 
     Raises:
         ValueError: for an unknown name; the message lists the known names.

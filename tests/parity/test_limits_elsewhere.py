@@ -782,7 +782,7 @@ ELSEWHERE = {
     "calls `torch.nn.functional.bilinear` or `torch.linalg.pinv` under": "tests/parity/test_mixed_dtypes.py",
     "with Inductor, writes an argument several times": "the programs here have eager's kernels",
     "writes through `.data`, after the call": "tests/parity/regressions_aliases.py: it takes a saved copy",
-    "passes an argument with an error behind it": "tests/regions/programs_once.py",
+    "passes an argument whose own backward raises": "tests/regions/programs_once.py",
     "passes a gradient with a layout": "rounding of kernels",
     "calls `type` under a second name": "tests/parity/test_types_asked.py",
     "writes, between forward and backward, a tensor from outside": "the error is PyTorch's",

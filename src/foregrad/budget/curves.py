@@ -16,7 +16,7 @@ from .within import Frontier, Pareto, pareto_of
 def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:
     """The memory budgets of `fn` for the given arguments, and the cost of each: a table, or `data()` to plot.
 
-    Nothing runs. Raises as `capture` does, and `PartitionError` for a function without gradients.
+    No step runs. Raises as `capture` does, and `PartitionError` for a function without gradients.
 
     Examples:
         >>> import torch, foregrad

@@ -55,8 +55,8 @@ class Budget:
     `limit`: bytes, text with a unit, or a fraction. `solver_seconds`: how long an integer program may look for a better
     plan of a small graph, and for a bound (extra `solver`); 0.0 for not at all. `offload`: whether saved values may be
     in host memory; a number is the cost of a byte moved there and back, in the cost model's operations. `cost_model`:
-    the time of computing a node again. `replay`: whether random operators may run again from a saved state of their
-    generator, with backends that keep a graph's order; replayed operators have no second derivative.
+    the time of computing a node again, in operations. `replay`: whether random operators may run again from a saved
+    state of their generator, with backends that keep a graph's order; replayed operators have no second derivative.
 
     Examples:
         >>> import torch, foregrad

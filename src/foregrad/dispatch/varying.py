@@ -36,10 +36,10 @@ _MARK = "_foregrad_dynamic"
 def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: int | None = None) -> None:
     """Say that dimension `dim` of an argument varies from call to call, between `min` and `max` when given.
 
-    The first graph then already serves every size of 2 or more, instead of the second. Sizes 0 and 1 always get graphs
-    of their own. A program that only works for one size warns and runs eagerly; it raises `UnsupportedError` with
-    `on_unsupported="raise"`, and by `capture`, `export` and `aot_function`. Raises `IndexError` for a dimension that
-    the tensor does not have, `ValueError` if its size is out of the range, `TypeError` for no tensor.
+    Then the first graph serves all sizes of 2 or more; without the mark, the second graph does. Sizes 0 and 1 always
+    get separate graphs. A call of a program that works for one size only warns and runs eagerly; it raises
+    `UnsupportedError` with `on_unsupported="raise"`, and in `capture`, `export` and `aot_function`. Raises
+    `IndexError` for a dimension that does not exist, `ValueError` for a size out of the range, `TypeError` for no tensor.
 
     Examples:
         >>> import torch, foregrad

@@ -1,7 +1,7 @@
 """The cost of recomputing a node: an analytic model of time, in floating-point operations.
 
 Matrix products, convolutions and attention cost their operations, by the formulas of `torch.utils.flop_counter` and
-`register_flop_formula`. Every operator also costs the bytes that it reads and writes, each worth `FLOPS_A_BYTE`
+`register_flop_formula`. Every operator costs at least the bytes that it reads and writes, each worth `FLOPS_A_BYTE`
 operations. A `CostModel` is any function from a node to a number, so measured times can replace the model.
 """
 

@@ -95,7 +95,7 @@ class Policy:
 
     True and False mean the first two, and a `CheckpointPolicy` of PyTorch's counts by its name. Values answered by None
     are left to the partition: to the solver if there is a memory budget, else they are saved if the backward reads
-    them. Four policies are there by name: `everything_saveable`, `nothing_saveable`, `dots_saveable` (saves products of
+    them. Four policies have names: `everything_saveable`, `nothing_saveable`, `dots_saveable` (saves products of
     matrices, and attention) and `dots_with_no_batch_dims_saveable` (saves products without a batch dimension).
 
     Examples:

@@ -34,7 +34,7 @@ _FRAMES = 12  # of helpers between an operator and the line that the caller name
 
 def with_sizes(fn_or_module: Any, sizes: Mapping[str, Any]) -> Any:
     """A function or module with missing values given by line, as `sizes` of `foregrad.plan`: for `capture` (so
-    `partition`), `pareto`, `explain` and `export`. The graph foresees memory and work: a call raises `PlanError`, also
+    `partition`), `pareto`, `explain` and `export`. The graph shows memory and work only: a call raises `PlanError`, also
     after a load from a file.
 
     Raises `PlanError` unless the sizes are numbers by line.
@@ -42,8 +42,8 @@ def with_sizes(fn_or_module: Any, sizes: Mapping[str, Any]) -> Any:
     Examples:
         >>> import torch, foregrad
         >>> x = torch.empty(64, 8, device="meta", requires_grad=True)
-        >>> said = foregrad.planning.with_sizes(lambda x: x * x.sum().item(), {"<stdin>:1": 0.5})
-        >>> said.__name__
+        >>> sized = foregrad.planning.with_sizes(lambda x: x * x.sum().item(), {"<stdin>:1": 0.5})
+        >>> sized.__name__
         '<lambda>'
     """
     values = check_sizes(sizes)

@@ -38,20 +38,19 @@ def plan(
     sizes: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Plan:
-    """Foresee the memory and the time of a training step. Nothing runs, and the device need not exist.
+    """Estimate the memory and the time of a training step. No step runs, and the device need not exist.
 
     The model and its arguments may be real, fake, or on `meta`. If the device is an accelerator, attention and dropout
     use the accelerator's operators. The step is forward, backward and the optimizer's step. The loss is the result, its
-    `loss`, or the only number with a gradient in it. If the result is no single number, its gradient is ones, and the
-    plan has no loss.
+    `loss`, or the only number with a gradient in it. A larger result gets a gradient of ones, and the plan no loss.
 
     Args:
         fn_or_module: the model or the function to train.
         *args: its positional arguments.
         optimizer: a class (`torch.optim.AdamW`), its name, a function of a list of parameters, or an optimizer over the
             model's parameters. One step of the optimizer on fake tensors shows its state. None: no optimizer.
-        device: a name in `foregrad.planning.DEVICES`, "cpu", a `Device`, or a dict of its fields. None: "cpu" where
-            real or fake tensors are on the CPU; "h100" where they are on `meta`.
+        device: a name in `foregrad.planning.DEVICES`, "cpu", a `Device`, or a dict of its fields. None: "h100" if a
+            tensor is on `meta` or an accelerator, else "cpu".
         budget: the bytes that a rank may have alive: an integer, text with a unit ("80 GiB"), or a share of the
             device's memory from 0.0 to 1.0. None: the device's memory.
         mesh: ranks that train together: `{"fsdp": 8}`, `{"dp": 4, "fsdp": 8}`, a `Ranks`, a number of FSDP ranks, or a

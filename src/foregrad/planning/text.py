@@ -35,7 +35,7 @@ def heading(plan: Plan) -> list[str]:
 
 def choices_table(plan: Plan) -> Table:
     """The choices beside one another."""
-    columns = ("peak", "fits", "saved", "to host", "more work", "step", "choice")
+    columns = ("peak", "fits", "saved", "to host", "again", "step", "choice")
     table = [columns, *(_row(plan, one) for one in plan.choices)]
     if plan.budget is None:  # nothing to fit into
         table = [(row[0], *row[2:]) for row in table]

@@ -185,7 +185,7 @@ class ProgramOutput(Aspect):
                 return True
             error = f"`{self.host.name}` {verb}; a compiled call would not repeat this. Do it outside the function."
             return bool(state.own.observed.fail(ProgramOutputError(error)))
-        state.journals.said.append((CONSOLE, f"what it {verb}", *said))
+        state.journals.said.append((CONSOLE, f"output (it {verb})", *said))
         return True
 
     def _said(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Said | None:

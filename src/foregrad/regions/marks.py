@@ -18,7 +18,7 @@ def region(fn: F) -> F:
     """Mark a function, a method or a module that is called several times; usable as a decorator.
 
     Two or more equal calls in a compiled function are compiled once, forward and backward. The
-    calls may be anywhere in the graph, and `regions` may be False. Calls are compiled apart if they differ in an
+    calls may be anywhere in the graph, and `regions` may be False. Calls are compiled separately if they differ in an
     operator, a constant, a shape, or in shared operands. Of nested marks the innermost counts.
     The mark has no effect outside of a compiled function, nor behind `torch.compile`, where Dynamo inlines calls.
 

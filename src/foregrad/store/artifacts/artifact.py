@@ -256,7 +256,7 @@ def _version() -> str:
 def load(path: str | os.PathLike[str], *, backend: Any = "eager", **settings: Any) -> LoadedModule:
     """The artifact saved in a file, as a module that can be called, trained and differentiated.
 
-    Nothing in the file is executed, and its graphs may only name operators that are registered here. `backend` and
+    No code in the file is executed, and its graphs may only name operators that are registered here. `backend` and
     `settings` (`partition`, `memory_budget`) are as in `foregrad.compile`. Raises `ArtifactError` for a file that
     is no artifact, is damaged, or comes from an incompatible version.
 

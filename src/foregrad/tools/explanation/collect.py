@@ -68,7 +68,7 @@ def explain(
         backend: as in `compile`; None is the backend of a compiled `fn`, or "auto".
         partition: as in `compile`.
         memory_budget: as in `compile`.
-        measure: run steps to measure memory and time. Without it nothing runs for real.
+        measure: run steps to measure memory and time. If False, the function is captured, and no step runs.
         **kwargs: its keyword arguments, except the names above.
 
     Raises:

@@ -42,23 +42,23 @@ def verify(
     """Compare a function or module, compiled, with eager: values, gradients, strides, aliasing, mutations.
 
     Both run once for real on copies of the arguments and the module, from an equal random state, restored afterwards.
-    Where they differ, each stage is looked at by itself (capture, decompositions, the backend's passes, partition, each
-    compiled half) on eager's kernels and, to tell rounding from wrong, in float64. Of the first stage that
-    is wrong the first operator is named, and a program is written that shows it.
+    If results differ, each stage's graph (capture, decompositions, the backend's passes, partition, each compiled half)
+    runs on eager's kernels and, to tell rounding from faults, in float64. The report names the first operator with a
+    wrong result in the first wrong stage, and a file has a program that reproduces the fault.
 
     Args:
         fn_or_module: a function or module; or a result of `foregrad.compile`, to verify as it was compiled.
         args: its arguments.
         order: how many times to differentiate: 0 compares values alone, 2 second derivatives too. Gradients are taken
             from all outputs, with random cotangents.
-        backend: as for `foregrad.compile`, and so `partition`, `memory_budget` and `decompositions`. Inductor is asked
-            to draw eager's random numbers.
+        backend, partition, memory_budget, decompositions: as for `foregrad.compile`. Inductor is set to draw eager's
+            random numbers.
         folder: where to write the program; a new folder for temporary files by default.
         kwargs: keyword arguments of the function.
 
     Returns:
-        A `Verification`: `.ok` says whether all is equal or rounding, `str()` is a report. Where both raise equal
-        errors, or there is no result, the verdict is `Verdict.NOTHING`: not ok.
+        A `Verification`: `.ok` is True if all results are equal or differ by rounding, `str()` is a report. If both
+        raise equal errors, or there is no result, the verdict is `Verdict.NOTHING`: not ok.
 
     Raises:
         ValueError: for arguments or parameters on the meta device: they have no values. UnsupportedError: for a
