@@ -105,8 +105,8 @@ REMEDIES = {
     "function's outputs first and the saved values after them, and a backward that takes the saved values first.",
     "BudgetError": "Ask for at least the bytes that the message names, or for a fraction from 0.0 (the least "
     "feasible peak) to 1.0 (the peak of saving everything).",
-    "PlanError": "The message names the argument and its possible values. An optimizer that needs values can be left out "
-    "(`optimizer=None`), and its state added by hand.",
+    "PlanError": "The message names the argument and its possible values. An optimizer that needs values can be left "
+    "out (`optimizer=None`), and its state added by hand.",
     "BackendError": 'The message names the backend and the half. `backend="eager"` runs the graphs with '
     "PyTorch's own kernels: if they are right, the fault is the backend's.",
     "AnomalyError": "The message names the operator, and your line whose gradient is nan. Eager raises a plain "

@@ -39,7 +39,7 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: in
     Then the first graph serves all sizes of 2 or more; without the mark, the second graph does. Sizes 0 and 1 always
     get separate graphs. A call of a program that works for one size only warns and runs eagerly; it raises
     `UnsupportedError` with `on_unsupported="raise"`, and in `capture`, `export` and `aot_function`. Raises
-    `IndexError` for a dimension that does not exist, `ValueError` for a size out of the range, `TypeError` for no tensor.
+    `IndexError` for a dimension that does not exist, `ValueError` for a size out of range, `TypeError` for no tensor.
 
     Examples:
         >>> import torch, foregrad

@@ -34,8 +34,8 @@ _FRAMES = 12  # of helpers between an operator and the line that the caller name
 
 def with_sizes(fn_or_module: Any, sizes: Mapping[str, Any]) -> Any:
     """A function or module with missing values given by line, as `sizes` of `foregrad.plan`: for `capture` (so
-    `partition`), `pareto`, `explain` and `export`. The graph shows memory and work only: a call raises `PlanError`, also
-    after a load from a file.
+    `partition`), `pareto`, `explain` and `export`. The graph shows memory and work only: a call raises `PlanError`,
+    also after a load from a file.
 
     Raises `PlanError` unless the sizes are numbers by line.
 
