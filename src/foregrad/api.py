@@ -167,7 +167,7 @@ def compile(
             choice. A policy can be combined with `memory_budget`.
         memory_budget: the limit of a step's peak memory, forward to end of backward, gradients included, without
             the arguments and parameters. Bytes as an integer or as text with a unit ("600 MiB"), a float from 0.0
-            (the least feasible peak) to 1.0 (the peak of saving everything), or a `Budget`, which has further settings.
+            (the least feasible peak) to 1.0 (the peak of saving everything), or a `Budget` with further settings.
         dynamic: the sizes of arguments that are symbols in graphs. None: sizes that differed between two
             captures, so a function called with many lengths compiles twice. True: all sizes from the beginning.
             False: only sizes marked by `mark_dynamic`.
@@ -183,8 +183,7 @@ def compile(
     Returns:
         A function for a function; for a module, a module of its class that shares the parameters.
 
-    Raises `TypeError`, `ValueError` or `BackendError` for a wrong argument. A call raises `BudgetError` if the budget
-    can't be met, besides the errors of the function.
+    Raises `TypeError`, `ValueError` or `BackendError` for a wrong argument; a call, `BudgetError` for a low budget.
 
     Examples:
         >>> import torch, foregrad
