@@ -111,7 +111,7 @@ def aot_function(
 ) -> Callable[..., Any]:
     """Compile `fn`: its forward with `fw_compiler`, its backward with `bw_compiler` (by default the same compiler).
 
-    A compiler takes (fx.GraphModule of ATen operators, example inputs) and returns a callable, called with one list if
+    A compiler takes (fx.GraphModule of ATen operators, example inputs) and returns a callable, called with a list if
     `make_boxed_func` marked it. Unlike with PyTorch's function, guards check each call, a call that fits no graph is
     captured again, and closed-over tensors and parameters are inputs. A call that can't be compiled raises an
     `Unsupported...Error`. Also called `compiled_function`.

@@ -3,7 +3,7 @@ captures.
 
 `view(compiled)` gives the graphs of a compiled function with foregrad's knowledge of each: the joint graph, the halves,
 inputs, effects, guards, source. `as_compiled(compiled)` compiles the function for a call that does not run, and
-compiles further functions in the same way. A `Watcher` is called at the end of each stage of a compilation, and may
+compiles further functions likewise. A `Watcher` is called at the end of each stage of a compilation, and may
 wrap the callables that compilers return. An `Aspect` takes part in captures: its class, registered by the decorator
 `aspect`, owns torch functions and operators, and adds effects (`CallEffect`) and guards (`CallGuard`) to each call. A
 capture does not treat the class's code as the program's; `register` extends this to a whole module. `compiling` and

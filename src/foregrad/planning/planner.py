@@ -42,7 +42,7 @@ def plan(
 
     The model and its arguments may be real, fake, or on `meta`. If the device is an accelerator, attention and dropout
     use the accelerator's operators. The step is forward, backward and the optimizer's step. The loss is the result, its
-    `loss`, or the only number with a gradient in it. A larger result gets a gradient of ones, and the plan no loss.
+    `loss`, or its only number with a gradient. A larger result gets a gradient of ones, and the plan no loss.
 
     Args:
         fn_or_module: the model or the function to train.
