@@ -145,10 +145,10 @@ class Recompiles:
                 continue
             before, now = entries[0].reasons[-1].before, entries[-1].reasons[-1].now
             count = len({reason.now for entry in entries for reason in entry.reasons[-1:]} | {before})
-            lines.append(
-                f"graphs {entries[0].number} to {entries[-1].number}: {name}: {count} values, {before} to {now}"
-            )
-        return [*lines, *map(str, (*self.filling, *self.eager))]
+            numbers = f"{entries[0].number} to {entries[-1].number}"
+            lines.append(f"graphs {numbers}: {name}: {count} values, {before} to {now}")
+        filling = (re.sub(" A compiled call .*", " Later calls are compiled.", str(calls)) for calls in self.filling)
+        return [*lines, *filling, *map(str, self.eager)]
 
     def __str__(self) -> str:
         times = {0: "not compiled yet", 1: "compiled once"}.get(len(self), f"compiled {len(self)} times")
