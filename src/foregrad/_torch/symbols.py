@@ -256,12 +256,27 @@ class SymbolTable:
         setattr(self.env, _TOLD, weakref.ref(numbers))
 
     def symbol(self, value: Size, name: str, to: Any, limits: tuple[int | None, int | None] = (None, None)) -> Any:
-        """A symbolic integer that is `value` now; plain if it is 0 or 1: neither is ever symbolic."""
-        symbol, number = self._integer(value, name)
+        """A symbolic integer that is `value` now. Sizes are 2 or more: a size of 0 or 1 is plain."""
+        return self._bound(value, name, to, limits)
+
+    def number(self, value: int, name: str, to: object) -> Any:
+        """A symbol for an argument: 2 or more for a number from 2 on, 0 or more for 0 and 1, negative for a negative
+        number.
+        """
+        if value > 1:
+            return self._bound(value, name, to, (None, None))
+        return self._bound(value, name, to, (0, _LARGEST) if value >= 0 else (-_LARGEST, -1), is_size=False)
+
+    def _bound(
+        self, value: Size, name: str, to: object, limits: tuple[int | None, int | None], *, is_size: bool = True
+    ) -> Any:
+        symbol, number = self._integer(value, name, is_size=is_size)
         if isinstance(number, torch.SymInt):
             self.bound[symbol] = to
             low, high = limits
-            if low is not None or high is not None:
+            if not is_size:
+                self.env.constrain_symbol_range(symbol, low, high)
+            elif low is not None or high is not None:
                 self.env.constrain_symbol_range(symbol, max(low or 2, 2), int(high) if high else _unlimited())
         return number
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from .._torch.ops import is_opaque_value
 from ..frontend.arrays import is_number_of_numpy
@@ -20,6 +22,8 @@ from ..frontend.state import of_python
 from ..frontend.tree import Tree, is_kept_whole
 from ..frontend.values import is_plain, same_value
 from ..graph.call_effects import ObjectWrite
+from ..graph.joint import JointGraph
+from ..graph.signature import DecisionInfo
 from ..graph.source import Names, literal
 
 Bind = Callable[[str, object], str]
@@ -168,3 +172,42 @@ def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind:
     parts = {"partial": ("func", "args", "keywords"), "method": ("__func__", "__self__")}.get(tree.kind)
     values = [f"{name}()"] if parts is None else [f"{name}.{part}" for part in parts]
     yield f"{', '.join(children)} = {', '.join(values)}", ""
+
+
+# -------------------------------------------------------------------- decisions on numbers
+# A decision that follows from numbers among the arguments alone is a guard: no graph runs in vain for it.
+
+_ARITHMETIC = {
+    getattr(operator, name) for name in "add sub mul truediv floordiv mod neg pos abs lt le gt ge eq ne".split()
+} | {bool, abs, round, math.floor, math.ceil}
+
+
+_LONGEST = 2000  # characters of an expression
+
+
+def number_tests(joint: JointGraph, variables: Mapping[int, str], bind: Bind) -> Iterator[tuple[DecisionInfo, str]]:
+    """The decisions that follow from numbers among the arguments, each with its expression. `variables`: of the numbers
+    by input.
+    """
+    texts = {node: variables.get(i) for i, node in enumerate(joint.placeholders())}
+    outputs = joint.outputs()
+    for decision in joint.signature.stops.decisions if variables else ():
+        if decision.symbol is None and not decision.is_tensor:
+            text = _number_text(outputs[decision.output], texts, bind)
+            if text is not None and len(text) < _LONGEST:
+                yield decision, text
+
+
+def _number_text(value: object, texts: dict[fx.Node, str | None], bind: Bind) -> str | None:
+    """A number of a graph as an expression; None for a number that a tensor determines."""
+    if not isinstance(value, fx.Node):
+        return repr(value) if type(value) in (int, bool) or (type(value) is float and math.isfinite(value)) else None
+    if value not in texts:
+        text, is_read = None, value.target is torch.ops.aten._local_scalar_dense.default
+        if value.op == "call_function" and not value.kwargs and (is_read or value.target in _ARITHMETIC):
+            operands = [_number_text(argument, texts, bind) for argument in value.args]
+            if None not in operands:
+                text = ", ".join(map(str, operands))
+                text = text if is_read else f"{bind('number', value.target)}({text})"
+        texts[value] = text
+    return texts[value]

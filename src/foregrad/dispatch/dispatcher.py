@@ -460,8 +460,8 @@ class Dispatcher:
         except AdditionsFound as more:
             known.update(more.found)
             return self._specialized(args, kwargs, tries, grown=grown)
-        except UnsupportedSideEffectError:  # backwards may write to a container that has grown
-            if written == self._outer.only_written:
+        except UnsupportedSideEffectError as error:  # backwards may write to a container that has grown
+            if written == self._outer.only_written or isinstance(error, ArgumentsFound):
                 raise
             return self._specialized(args, kwargs, tries, grown=False)
         except GradientKindError:  # the class is noted now

@@ -48,6 +48,7 @@ _CHOOSING = (bool, str, type(None))
 class _Growing:
     container: Any
     length: int  # at the last look
+    wanted: int  # the least number of items for a graph; 1: it is to stop growing
 
 
 class Refusals:
@@ -92,7 +93,8 @@ class Refusals:
         if growing is None:
             return False
         now = len(growing.container)
-        is_full, growing.length = now == growing.length, now
+        is_full = now >= growing.wanted if growing.wanted > 1 else now == growing.length
+        growing.length = now
         if is_full:
             del self._growing[entry]
             self.by_kind = {kind: other for kind, other in self.by_kind.items() if other is not entry}
@@ -104,7 +106,7 @@ class Refusals:
         container = getattr(error, "container", None)
         if container is not None and self._tries < _MOST_TRIES:
             self._tries += 1
-            self._growing[entry] = _Growing(container, len(container))
+            self._growing[entry] = _Growing(container, len(container), getattr(error, "wanted", 1))
         self.by_kind[self.kind(args, kwargs)] = entry
         if len(self.by_kind) > self.limit:
             self.always = entry

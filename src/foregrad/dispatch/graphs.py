@@ -32,7 +32,7 @@ from ..runtime.compiled import Compiled
 from ..runtime.decisions import Stop
 from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
-from ..tracing.tape.again import ArgumentsDiffer, GivenOnce, NumberVaries
+from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound, GivenOnce, NumberVaries
 from ..tracing.tape.collection import paused_collection
 from .explain import Difference, OneWarning, decided, line_last, warn_user
 from .guard_list import MISS, GuardList, GuardMaker, KeptGuards
@@ -371,7 +371,8 @@ class Specializer:
                 product = self._now.build(call, self.name, self.config)
                 constants = fixed_numbers(product.captured.joint)
                 if not self._is_of_symbols(product, call):
-                    self.sizes.make_constant([*needed, *(call.paths[i] for i in constants)])
+                    needed += [call.paths[i] for i in constants if repr(call.leaves[i]) not in "01"]
+                    self.sizes.make_constant(needed)
                     return call, product
                 constants = call.numbers
             except ConstantNumbers as error:
@@ -381,7 +382,7 @@ class Specializer:
             except Exception as error:  # the next try raises errors that symbols did not cause
                 self._note(error)
                 constants = call.numbers
-            needed += [call.paths[i] for i in constants]
+            needed += [call.paths[i] for i in constants if repr(call.leaves[i]) not in "01"]  # further values may do
             call = dataclasses.replace(call, numbers=call.numbers - constants)
         closed = dataclasses.replace(call, sizes=None)
         static = dataclasses.replace(closed, dynamic={}, varied=None if call.varied else call.varied)
@@ -416,7 +417,7 @@ class Specializer:
         return None if self._is_of_symbols(product, call) else product
 
     def _note(self, error: Exception) -> None:
-        if is_interrupt(error) or isinstance(error, GivenOnce):
+        if is_interrupt(error) or isinstance(error, (ArgumentsFound, GivenOnce)):
             raise error
         if not is_of_capture(error) and not ClosedSizesError.is_behind(error):
             self._of_compiler = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

@@ -166,7 +166,7 @@ class SizesSeen:
         return frozenset(found)
 
     def _numbers(self, call: FlatCall) -> frozenset[int]:
-        """The leaves that are varying integers or floats; the integers 0 and 1 are never symbolic."""
+        """The leaves that are varying integers or floats. The integers 0 and 1 are symbolic where the path is open."""
         leaves, inside = set(), tuple(f"{path}[" for path in self.open)  # a list of numbers may be replaced as a whole
         for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
             if type(leaf) not in (int, float) or self.constants[path] > 1:
@@ -175,7 +175,8 @@ class SizesSeen:
             if self.dynamic is False and not is_open:
                 continue
             seen = self._numbers_seen.setdefault((path, type(leaf)), set())
-            if math.isfinite(leaf) if type(leaf) is float else may_vary(leaf):
+            is_size = type(leaf) is int and leaf >= 0 and not is_open
+            if math.isfinite(leaf) if type(leaf) is float else may_vary(leaf, is_size=is_size):
                 seen.add(repr(leaf))
                 if len(seen) > 1 or is_open:
                     leaves.add(index)

@@ -94,7 +94,7 @@ def renewed(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return now, *renewed(function.func, args[1:])
 
 
-_MOST_NESTED = 3
+_MOST_NESTED = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

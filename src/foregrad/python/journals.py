@@ -2,8 +2,9 @@
 
 A list that grows by an item in each call differs in each: guards on its items would fail every time. A run that changes
 a container's number of items is repeated with a stand-in for the container, see `Notes`. Methods that give nothing
-(`append`, `update`, ...) and items that are set are noted, in order. For a further question to the stand-in, from
-Python or an extension, the run needs an answer: then the run is repeated once more without.
+(`append`, `update`, ...) and items that are set are noted, in order. The container's length, and its items by index,
+become arguments of the function, see `Answer`. For any further question to the stand-in, from Python or an extension,
+the run is repeated once more without.
 
 A run that replaces a user's object is treated likewise: without questions to the old object, any object of its class
 may be there.
@@ -12,6 +13,7 @@ may be there.
 from __future__ import annotations
 
 import collections
+import functools
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -23,12 +25,13 @@ import torch
 from .._torch.nested import refuse_flattening
 from .._torch.symbols import concrete, is_symbolic, map_symbolic
 from ..errors import UnsupportedSideEffectError
+from ..frontend.source import ABSENT
 from ..frontend.values import is_plain
 from ..identity import IdSet, class_property
-from ._torch.asked import tell_type
+from ._torch.asked import tell_length, tell_type
 from .effects import NOTES, Text
 from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
-from .lifted import StatePlace
+from .lifted import Answer, StatePlace
 from .objects import is_plain_object
 from .own_writes import is_made
 from .program_state import ATOMS, ProgramState
@@ -72,8 +75,13 @@ class Notes:
     def __init__(self, real: Any, path: str) -> None:
         self.real, self.path = real, path
         self.take: Callable[[FrameType, Any], Any] = lambda frame, value: value
+        self.ask: Callable[[Notes, int | None], Any] = Notes.refuse  # the length (None), or a former item
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.is_read = False
+        # The former items that calls took from the front (None: calls changed others), and the items added since.
+        self.taken: int | None = 0
+        self.added: list[Any] = []
+        self.is_cleared = False  # no former item is left
+        self.is_read, self.wanted = False, 1  # the number of items that the program asks for
         self.thread = threading.get_ident()
         base = next(base for base in _CLASSES if isinstance(real, base))
         self.stand_in: Any = base.__new__(_CLASSES[base])
@@ -84,22 +92,87 @@ class Notes:
     def is_anothers(self) -> bool:
         return threading.get_ident() != self.thread
 
-    def refuse(self) -> NoReturn:
+    def refuse(self, _: object = None) -> NoReturn:
         self.is_read = True
         raise UnsupportedSideEffectError("a container that grows is read")  # nobody sees it: the run is repeated
 
     def item(self, key: Any) -> Any:
-        """The item at a key or a negative index, added by the last calls."""
-        is_list, left = isinstance(self.real, _LISTS), -key if type(key) is int else 0
-        length = getattr(self.real, "maxlen", None)
-        known = left > 0 and (length is None or left <= length) if is_list else is_plain(key)
-        for name, args in reversed(self.calls if known else ()):
-            if name != ("append" if is_list else "__setitem__") or not (is_list or is_plain(args[0])):
+        """The item at a key that the last calls have set, or at an index."""
+        if isinstance(self.real, _LISTS):
+            return self._items(key) if type(key) is slice else self._item(key)
+        for name, args in reversed(self.calls if is_plain(key) else ()):
+            if name != "__setitem__" or not is_plain(args[0]):
                 break  # may have put an item at this place, too
-            left -= 1
-            if left == 0 if is_list else args[0] == key:
-                return self.refuse() if type(args[-1]) is Text else args[-1]
+            if args[0] == key:
+                return self._known(args[-1])
         return self.refuse()
+
+    def _known(self, item: Any) -> Any:
+        return self.refuse() if type(item) is Text else item
+
+    @property
+    def _limit(self) -> int | None:
+        """The most items of a window."""
+        return self.real.maxlen if isinstance(self.real, collections.deque) else None
+
+    def _answer(self, index: int | None) -> Any:
+        return 0 if self.is_cleared and index is None else self.ask(self, index)
+
+    def length(self) -> Any:
+        """The number of items. It is an argument of the function, or becomes one."""
+        is_known = isinstance(self.real, _LISTS) or (isinstance(self.real, KINDS) and not self.calls)
+        if self.taken is None or not is_known:
+            return self.refuse()
+        total, limit = self._answer(None) - self.taken + len(self.added), self._limit
+        return total if limit is None or total <= limit else limit
+
+    def _item(self, index: Any) -> Any:
+        limit, count = self._limit, len(self.added)
+        if type(index) is not int or (limit is not None and not -limit <= index < 0):
+            return self.refuse()
+        if -count <= index < 0:
+            return self._known(self.added[index])
+        return self.refuse() if self.taken is None else self._former(index + (count if index < 0 else self.taken))
+
+    def _former(self, index: int) -> Any:
+        """An item that was there before the call, by its index."""
+        assert self.taken is not None
+        count = self._answer(None)
+        if not (count >= self.taken - index if index < 0 else count > index):
+            if index >= 0 and self.added:
+                at = int(index - count)
+                return self._known(self.added[at]) if at < len(self.added) else self.refuse()
+            raise IndexError(f"{type(self.real).__name__} index out of range")
+        found = self._answer(index)
+        return found if is_plain(found) or is_symbolic(found) or type(found) is torch.Tensor else self.refuse()
+
+    def _items(self, key: slice) -> Any:
+        """The last few items."""
+        is_end = key.step is None and key.stop is None and type(key.start) is int
+        return self._last(-key.start) if is_end and isinstance(self.real, list) else self.refuse()
+
+    def _last(self, count: int) -> list[Any]:
+        if not 0 < count <= _MOST:
+            return self.refuse()
+        if self.length() < count:  # so far
+            self.wanted = count
+            return self.refuse()
+        return [self._item(index) for index in range(-count, 0)]
+
+    def all(self) -> Any:
+        """The items of a window that is full."""
+        return iter(self._last(self._limit or 0))
+
+    def remove_first(self, index: Any = None, *, name: str) -> Any:
+        """`pop(0)` of a list, `popleft()` of a deque: the first item is gone, and given back."""
+        is_list = isinstance(self.real, list)
+        is_first = type(index) is int and index == 0 if is_list else index is None and name == "popleft"
+        if not is_first or self.taken is None or self._limit is not None or not self._answer(None) > self.taken:
+            return self.refuse()
+        found = self._former(self.taken)
+        self.taken += 1
+        self.calls.append((name, (0,) if is_list else ()))
+        return found
 
     def write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if kwargs or not isinstance(self.real, _WRITERS[name]) or len(args) != _COUNTS.get(name, 1):
@@ -109,6 +182,11 @@ class Notes:
         if isinstance(self.real, (dict, set)) and name in ("add", "__setitem__"):
             self._check_key(args[0])
         self.calls.append((name, args))
+        if name in ("append", "extend"):
+            self.added += args if name == "append" else args[0]
+        else:
+            self.is_cleared = name == "clear"
+            self.taken, self.added = 0 if self.is_cleared else None, []
 
     def _snapshot(self, values: Any) -> Any:
         """An iterable's present items, for `extend` and `update`."""
@@ -126,6 +204,7 @@ class Notes:
 
 
 _COUNTS = {"insert": 2, "__setitem__": 2, "clear": 0}
+_MOST = 64  # items of a slice
 
 
 def _writer(name: str) -> Callable[..., None]:
@@ -145,9 +224,26 @@ def _reader(name: str) -> Callable[..., Any]:
         notes = self._foregrad_notes
         if notes.is_anothers():
             return getattr(notes.real, name)(*args, **kwargs)
-        return notes.item(*args) if name == "__getitem__" else notes.refuse()
+        answer = _ANSWERED.get(name)
+        return notes.refuse() if answer is None or kwargs or len(args) > 1 else answer(notes, *args)
 
     return read
+
+
+_ANSWERED: dict[str, Callable[..., Any]] = {
+    "pop": functools.partial(Notes.remove_first, name="pop"),
+    "popleft": functools.partial(Notes.remove_first, name="popleft"),
+    "__getitem__": Notes.item,
+    "__iter__": Notes.all,
+    "__len__": lambda notes: int(notes.length()),  # `len` in the program's code asks `length_of`
+    "__bool__": lambda notes: bool(notes.length() > 0),
+}
+
+
+def length_of(stand_in: Any) -> Any:
+    """The length of a stand-in for a container: a number that may be symbolic."""
+    notes = stand_in._foregrad_notes
+    return len(notes.real) if notes.is_anothers() else notes.length()
 
 
 def _get(self: Any, name: str) -> Any:
@@ -168,9 +264,12 @@ def _class_of_stand_ins(base: type) -> type:
     names = {*_READERS, *dir(base)} - _KEPT
     members: dict[str, Any] = {name: _reader(name) for name in names} | {name: _writer(name) for name in _WRITERS}
     members |= {"__getattr__": _get, "__iadd__": _extend, "__class__": property(_type), "__slots__": (NOTES,)}
+    if base is collections.deque:
+        members["maxlen"] = property(lambda self: self._foregrad_notes.real.maxlen)
     cls = type("Journal", (base,), members)
     refuse_flattening(cls, lambda value, *_: value._foregrad_notes.refuse())
     tell_type(cls, _type)
+    tell_length(cls, length_of)
     return cls
 
 
@@ -235,6 +334,22 @@ class Journals:
                     places = state.references_to(value)
                     if places:
                         self.made.append((Notes(value, holder.path(key)), places))
+        self.asked: dict[Identity, Answer] = {}  # questions without an answer so far
+
+    def answer(self, known: Callable[[Identity], Any], *, may_ask: bool) -> None:
+        """Let containers from outside answer: `known` gives an argument by its place, `ABSENT` for any other place.
+        `may_ask`: there may be further arguments.
+        """
+        self._known, self._may_ask = known, may_ask
+
+    def _ask(self, places: list[Place], notes: Notes, index: int | None) -> Any:
+        question = Answer(_place_of(places) or notes.real, index, notes.path)
+        if (found := self._known(question.identity)) is not ABSENT:
+            return found
+        if not self._may_ask:
+            return notes.refuse()
+        self.asked[question.identity] = question
+        return question.of(notes.real)
 
     def __bool__(self) -> bool:
         return bool(self.made)
@@ -256,6 +371,7 @@ class Journals:
     def install(self) -> None:
         self.are_installed = True
         for notes, places in self.made:
+            notes.ask = functools.partial(self._ask, places) if places else Notes.refuse
             for holder, key in places:
                 holder.put(key, notes.stand_in)
 
@@ -263,6 +379,7 @@ class Journals:
         """The run is over: the containers are back, where the run left the journals in their places."""
         self.are_installed = False
         for notes, places in self.made:
+            notes.ask = Notes.refuse
             for holder, key in places:
                 if holder.now(key) is notes.stand_in:
                     holder.put(key, notes.real)

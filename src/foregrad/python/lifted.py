@@ -108,7 +108,44 @@ class Draw:
         return True
 
 
-Place = StatePlace | Draw
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Answer:
+    """A container's length (`index` is None), or an item, None for an index beyond the end. Calls add to the
+    `container`: the object itself, or the place of the object.
+    """
+
+    container: Any
+    index: int | None
+    name: str
+    dims: ClassVar[frozenset[int]] = frozenset()
+
+    @property
+    def path(self) -> str:
+        return f"len({self.name})" if self.index is None else f"{self.name}[{self.index}]"
+
+    def of(self, held: Any) -> Any:
+        if self.index is None:
+            return len(held)
+        return held[self.index] if -len(held) <= self.index < len(held) else None
+
+    def now(self, taken: Any) -> Any:
+        try:
+            return self.of(self.container.get() if isinstance(self.container, StatePlace) else self.container)
+        except TypeError:  # there is no container any more
+            return taken
+
+    @property
+    def is_drawn(self) -> bool:
+        return False
+
+    @property
+    def identity(self) -> tuple[int, Any]:
+        of = self.container
+        target, key = (of.target, of.key) if isinstance(of, StatePlace) else (of, None)
+        return id(target), (key, self.index, "answer")
+
+
+Place = StatePlace | Draw | Answer
 
 
 class Lifted(StatefulFunction):
@@ -138,11 +175,12 @@ class Lifted(StatefulFunction):
         if is_capturing():
             self.drawn = []
         for place, value in zip(self.places, state, strict=True) if is_capturing() else ():
-            if isinstance(place, StatePlace):
-                self.stand_ins[place.identity] = value
-                place.put(value)
-            else:
+            if isinstance(place, Draw):
                 self.drawn.append((place, value))
+                continue
+            self.stand_ins[place.identity] = value
+            if isinstance(place, StatePlace):
+                place.put(value)
         if self.generators.kinds and not is_capturing():
             self.generators.put_back()  # the function draws by itself
         return self.func(*args, **kwargs)
@@ -195,15 +233,21 @@ def lifted_places(function: Any) -> list[StatePlace]:
     return [place for form in _lifted_forms(function) for place in form.places if isinstance(place, StatePlace)]
 
 
+def containers_asked(function: Any) -> set[tuple[int, Any]]:
+    """The places of containers whose answers are arguments of a function."""
+    asked = [place.container for form in _lifted_forms(function) for place in form.places if isinstance(place, Answer)]
+    return {place.identity for place in asked if isinstance(place, StatePlace)}
+
+
 def lifted_paths(function: Any) -> tuple[str, ...]:
     """The expressions by which people know the places that are arguments of a function."""
-    return tuple(place.path for place in lifted_places(function))
+    return tuple(place.path for form in _lifted_forms(function) for place in form.places if not place.is_drawn)
 
 
-def stand_in_at(function: Any, identity: tuple[int, Any]) -> Any:
-    """The value that the last call of a function put at a place, or None."""
+def stand_in_at(function: Any, identity: tuple[int, Any], otherwise: Any = None) -> Any:
+    """The value that the last call of a function put at a place, or `otherwise`."""
     forms = _lifted_forms(function)
-    return next((form.stand_ins[identity] for form in forms if identity in form.stand_ins), None)
+    return next((form.stand_ins[identity] for form in forms if identity in form.stand_ins), otherwise)
 
 
 def times_lifted(function: Any) -> int:

@@ -13,13 +13,13 @@ import torch
 from .._torch.symbols import is_symbolic
 from ..errors import EscapedTensorError, UnsupportedSideEffectError
 from ..frontend.arrays import is_array, overlaps
-from ..frontend.call import FlatCall
+from ..frontend.call import FlatCall, may_have_a_form
 from ..frontend.openings import Unwrap
 from ..frontend.source import ABSENT, table_of
 from ..frontend.tree import LEAF, Tree, is_as_opened, open_container
 from ..graph.attempts import attempts
 from ..identity import ById, IdSet
-from ..tracing.tape.again import AdditionsFound, BackwardChangesError
+from ..tracing.tape.again import AdditionsFound, ArgumentsFound, BackwardChangesError
 from ..tracing.tape.collection import Newborns
 from ..tracing.tape.tape import Learned
 from . import holders as kinds
@@ -27,13 +27,13 @@ from .draw_patches import stand_in_for
 from .effects import RESULT, OfArgument, PythonWrite, SetAttribute
 from .holders import Holder, kind_of, left_in_cache
 from .journals import Identity, Journals, Notes, UntouchedIterator, grows, replaced
-from .lifted import StatePlace, lifted_places, stand_in_at, times_lifted
+from .lifted import StatePlace, containers_asked, lifted_places, stand_in_at, times_lifted
 from .observed import Observed
 from .opaque import is_generator_of_numpy, results_of
 from .own_writes import OwnWrites, forget_written, is_made, now_in
 from .program_state import ProgramState
 from .reads import Reads
-from .writes import MadeValues, PythonWrites
+from .writes import GrowingError, MadeValues, PythonWrites
 
 _Named = tuple[list[Any], list[str]]  # values, and the words that people call them by
 
@@ -61,6 +61,8 @@ class PythonState:
         self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
         self.containers = learned.containers  # see `Learned`: more become known
         self.journals = Journals(self.before, self._only_written(), given.unread.values())
+        may_ask = call.unread is not None and may_have_a_form(call.function)
+        self.journals.answer(lambda place: stand_in_at(call.function, place, ABSENT), may_ask=may_ask)
         self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
         reads.unread.update((id(value), False) for value, _ in call.containers if given.is_own(value, before))
@@ -186,6 +188,8 @@ class PythonState:
         if self.journals.are_read:
             self.forget_journals()
             return True
+        if asked := [*self.journals.asked.values()]:
+            raise ArgumentsFound(self.name, asked[0].path, tuple(asked))
         if self.before.is_late():
             return True
         if stray := next(self._leave_strays(), None):
@@ -206,12 +210,13 @@ class PythonState:
             found.update((id(parent.target), key) for parent, key in places)
             found.update((id(holder.target), key) for key in replaced(holder))
         new = found - self.containers.keys() - self.call.only_written
-        self.containers.update(dict.fromkeys(new, False))
+        self.containers.update(dict.fromkeys(new, 0))
         return bool(new) or self.own.needs_another_run(self.name)
 
     def _only_written(self) -> set[Identity]:
         tried = {place for place, is_read in self.containers.items() if not is_read}
-        return tried | (self.call.only_written - self.containers.keys())
+        known = self.call.only_written | containers_asked(self.call.function)
+        return tried | (known - self.containers.keys())
 
     def stumbled(self, *, is_foreign: bool) -> bool:
         """A run raised. Whether the error may be due to its journals: then it is to run again without."""
@@ -224,8 +229,8 @@ class PythonState:
         """The containers behind the journals that were read matter to the function; where none was, all may."""
         read = [(notes, places) for notes, places in self.journals.made if notes.is_read]
         self.given.reads([notes for notes, _ in read])
-        found = {(id(holder.target), key) for _, places in read for holder, key in places}
-        self.containers.update(dict.fromkeys(found or self._only_written(), True))
+        found = {(id(holder.target), key): notes.wanted for notes, places in read for holder, key in places}
+        self.containers.update(found or dict.fromkeys(self._only_written(), 1))
 
     def outputs(self, result: Any, unwrap: Unwrap, more: _Named) -> tuple[list[Any], list[str], Tree]:
         """The leaves of the result, of the written values, and of `more` outputs; the leaves' names for people; the
@@ -233,15 +238,20 @@ class PythonState:
         """
         self.own.after = {holder: now_in(holder) for holder in self.changed}
         result = self.journals.take(RESULT, result)
-        found = PythonWrites(
-            self.name,
-            self.call.function,
-            self.before,
-            self.changed,
-            self.real_of,
-            self.made,
-            fills_caches=self.call.fills_caches,
-        )
+        try:
+            found = PythonWrites(
+                self.name,
+                self.call.function,
+                self.before,
+                self.changed,
+                self.real_of,
+                self.made,
+                fills_caches=self.call.fills_caches,
+            )
+        except GrowingError as error:
+            places = self.before.references_to(error.container) if error.container is not None else []
+            error.wanted = max((self.containers.get((id(h.target), key), 1) for h, key in places), default=1)
+            raise
         found.call_methods(self.journals.calls())
         self.writes = tuple(map(self.made.in_arguments, found.entries))
         opened = self.made.all(result, found.values + more[0], unwrap, objects=self.call.objects)

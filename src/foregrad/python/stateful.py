@@ -12,12 +12,12 @@ from ..dispatch.guard_list import MISS
 from ..frontend.arrays import is_array as is_numpy_array
 from ..frontend.source import Source
 from ..graph.meta import TensorSpec
-from ..graph.source import Names, attribute, compile_source, item, literal
+from ..graph.source import Bind, Names, attribute, compile_source, item, literal
 from ..runtime.lines import LineWriter
 from ..tracing.tape.again import ArgumentsDiffer
 from .effects import CallMethod
 from .journals import KINDS
-from .lifted import Draw, Lifted, StatePlace, lifted_places, place_of
+from .lifted import Answer, Draw, Lifted, StatePlace, lifted_places, place_of
 from .program_state import ProgramState
 
 
@@ -95,15 +95,14 @@ def render_stateful(
     for place in lifted.places:
         if isinstance(place, Draw):
             reads.append(_drawn(place, draws))
-            continue
-        target = bind("holder", place.target)
-        if place.kind == "item":
-            base = dict if isinstance(place.target, dict) else list
-            is_base = type(place.target) is base  # a class of the program's may give a different item
-            get = "" if is_base else f"{bind('get', base.__getitem__)}({target}, {bind('key', place.key)})"
-            reads.append(get or item(target, place.key, bind))
+        elif isinstance(place, Answer):
+            is_place = isinstance(place.container, StatePlace)
+            container = _read(place.container, bind) if is_place else bind("container", place.container)
+            reads.append(f"{bind('length', len)}({container})")
+            if (index := place.index) is not None:
+                reads[-1] = f"{container}[{index}] if {reads[-1]} > {index if index >= 0 else -index - 1} else None"
         else:
-            reads.append(attribute(target, place.key, bind))
+            reads.append(_read(place, bind))
     if lifted.generators.kinds:
         remember = f"    {bind('remember', lifted.generators.remember)}()\n"
     drawn = "".join(f"        {line}\n" for line in draws.lines)
@@ -129,6 +128,17 @@ def render_stateful(
     else:
         source += "    return inner(state, *args, **kwargs)\n"
     return compile_source(source, "call", draws.globals, label=f"state of {name}")
+
+
+def _read(place: StatePlace, bind: Bind) -> str:
+    """The expression for a place's value."""
+    target = bind("holder", place.target)
+    if place.kind != "item":
+        return attribute(target, place.key, bind)
+    base = dict if isinstance(place.target, dict) else list
+    is_base = type(place.target) is base  # a class of the program's may give a different item
+    get = "" if is_base else f"{bind('get', base.__getitem__)}({target}, {bind('key', place.key)})"
+    return get or item(target, place.key, bind)
 
 
 def _drawn(draw: Draw, lines: LineWriter) -> str:

@@ -35,12 +35,12 @@ from ..frontend.source import ABSENT, table_of
 from ..frontend.values import describe, same_value
 from .expected import Expected
 from .opaque import is_cached_function
-from .reads import Reads, ReadSite, tensors_in_key
+from .reads import Reads, ReadSite, items_in, tensors_in_key
 
 Check = Callable[[tuple[Any, ...]], bool]
 _FEW = 6  # cells
 _MOST_ABSENT = 32  # names that are asked for one by one: a class lacks a hundred special methods
-_MOST_KEYS = 1024  # of a place that is checked by all its items where it is written to
+_MOST_KEYS = 1024  # of a place whose items are checked one by one in C++
 _PATIENCE = 2  # writes without a difference until a place is checked by its items
 _alive: weakref.WeakSet[Watch] = weakref.WeakSet()
 
@@ -68,6 +68,7 @@ class Watch:
         _alive.add(self)
         self.native = native
         self.now: tuple[Check, tuple[Any, ...], tuple[torch.Tensor, ...]]
+        self._is_same_but: Check | None = None  # whether all but the tensors in volatile tables is unchanged
         self.dead, self._gone = False, ""  # whether an object that matters is gone, and its name
         self.tables = list(tensors)
         self.hook_tables: list[dict[int, Any]] = []
@@ -83,7 +84,6 @@ class Watch:
         # The first index of each tensor in the list, by its id.
         self.first_index: dict[int, int] = {}
         self.one_another = self._one_another()
-        self._kept = {(id(table), key) for table, key, _ in self.tables}
         own = {id(place.holder) for place in self.places}
         self._add_hooks(modules, own)
         self.hooks_seen = RemovableHandle.next_id
@@ -136,7 +136,7 @@ class Watch:
         self.dead = True
         self.now = (_never, (), ())
         self.tables, self.places, self.hook_tables, self.shapes, self.compared = [], [], [], [], []
-        self.modules = []
+        self.modules, self._is_same_but = [], None
 
     # ---------------------------------------------------------------- checking
 
@@ -150,13 +150,18 @@ class Watch:
 
     def refresh(self) -> bool:
         """Compare every place; if no difference matters, take the present state as the expected one."""
-        if self.dead or self.difference() is not None:
+        check, objects, _ = self.now
+        is_same = self._is_same_but is not None and check is not _never and self._is_same_but(objects)
+        if self.dead or (not self.are_one_another() if is_same else self.difference() is not None):
             return False
-        for place, mark in zip(self.places, self._marks, strict=True):
-            place.volatile += _mark(place) != mark
         tensors = self.tensors()
         if len(set(map(id, tensors))) != len(tensors):
             return False
+        if is_same:
+            self.now = check, objects, tensors
+            return True
+        for place, mark in zip(self.places, self._marks, strict=True):
+            place.volatile += _mark(place) != mark
         self._rebuild(tensors)
         return True
 
@@ -227,7 +232,13 @@ class Watch:
         if self.dead:
             return
         self._marks = [*map(_mark, self.places)]
-        self.now = (*self._check(), tensors)
+        check, objects = self._check()
+        kept = {id(table) for table, _, _ in self.tables}
+        # Calls that replace buffers have the tensors read again, and no more.
+        self._is_same_but = check if any(id(p.holder) in kept and _is_volatile(p) for p in self.places) else None
+        if self._is_same_but is not None:
+            check = functools.partial(_has_same_tensors, weakref.ref(self), check)
+        self.now = check, objects, tensors
 
     def _check(self) -> tuple[Check, tuple[Any, ...]]:
         """The check of all places and shapes, and its argument."""
@@ -250,7 +261,7 @@ class Watch:
         if shapes:
             checks.append(_shape_check(shapes))
         if rest or alive:
-            checks.append(_item_check(rest, alive, self._kept))
+            checks.append(_item_check(rest, alive))
         if any(place.volatile >= _PATIENCE for place, _ in self.compared):
             checks.append(functools.partial(_are_one_another, weakref.ref(self)))
         return _all_of(checks), (*(place.holder for place in rest), *(reference for reference, _, _ in alive))
@@ -362,19 +373,22 @@ def _at_several(sites: list[tuple[ReadSite, Any]], held: list[int]) -> list[tupl
     return [place for place, tensor in zip(sites, tensors, strict=True) if counts[id(tensor)] > 1]
 
 
+def _has_same_tensors(reference: weakref.ref[Watch], check: Check, objects: tuple[Any, ...]) -> bool:
+    watch = reference()
+    return watch is not None and check(objects) and all(map(operator.is_, watch.tensors(), watch.now[2]))
+
+
 def _are_one_another(reference: weakref.ref[Watch], _: Any) -> bool:
     watch = reference()
     return watch is not None and watch.are_one_another()
 
 
-def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]], kept: set[tuple[int, Any]]) -> Check:
-    """A check by one call into C++; places that it can't check are compared in Python. `kept`: where the watch keeps
-    the tensor, by the id of a holder and the key; elsewhere each call may replace the tensor, as an average does.
-    """
+def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]]) -> Check:
+    """A check by one call into C++; places that it can't check are compared in Python."""
     tree = CheckTree((*(place.holder for place in places), *(reference for reference, _, _ in modules)))
     for index, (reference, cls, table) in enumerate(modules, len(places)):
         tree.shape(index, reference(), cls, table)
-    slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place, kept)]
+    slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place)]
     ordered = [(p.holder, list(p.keys)) for p in places if p.keys is not None and _by_items_in_order(p)]
     lacking = [(p.holder.keys(), frozenset(p.absent)) for p in places if _lacks_many(p) and not _by_version(p)]
     fast: Check = tree.check
@@ -418,6 +432,8 @@ def _lacks_many(place: ReadSite) -> bool:
 def _quick_look(place: ReadSite) -> Callable[[], bool] | None:
     """A quick test that a place is unchanged; False if it may have changed. None if no test beats the comparison."""
     holder = place.holder
+    if _is_long(place):
+        return _look_at_all(holder, [i for i, (key, _) in enumerate(items_in(holder)) if key not in place.items])
     if place.kind == "set" and type(holder) is set and all(e.kind == "equal" for e in place.items.values()):
         items = tuple(holder)  # unchanged as long as nothing is written
         if all(type(item) is str for item in items):  # equal strings are interchangeable
@@ -434,6 +450,22 @@ def _quick_look(place: ReadSite) -> Callable[[], bool] | None:
 
 
 _KEYS = collections.OrderedDict.keys
+
+
+def _look_at_all(holder: Any, free: list[int]) -> Callable[[], bool]:
+    """A test that a long dict or list has its present objects in order; any are fine at the positions `free`."""
+    items = dict.values if type(holder) is dict else iter
+    keys, values = [*holder] if type(holder) is dict else [], [*items(holder)]
+
+    def same() -> bool:
+        now = [*items(holder)]
+        if len(now) != len(values):
+            return False
+        for position in free:
+            now[position] = values[position]
+        return all(map(operator.is_, now, values)) and all(map(operator.is_, keys, holder))
+
+    return same
 
 
 def _look_at_own(holder: threading.local, items: dict[Any, Expected]) -> Callable[[], bool]:
@@ -454,7 +486,16 @@ def _look_at_own(holder: threading.local, items: dict[Any, Expected]) -> Callabl
 def _by_version(place: ReadSite) -> bool:
     if place.kind != "dict" or (place.keys is not None and isinstance(place.holder, collections.OrderedDict)):
         return False  # `move_to_end` is no write
-    return (place.volatile < _PATIENCE or len(place.keys or ()) > _MOST_KEYS) and versions_tell(place.holder)
+    return not _is_volatile(place) and versions_tell(place.holder)
+
+
+def _is_long(place: ReadSite) -> bool:
+    """Whether the items of a place are many, and are compared by identity first."""
+    return type(place.holder) in (dict, list) and place.copy is None and len(place.keys or ()) > _MOST_KEYS
+
+
+def _is_volatile(place: ReadSite) -> bool:
+    return place.volatile >= _PATIENCE
 
 
 def _is_full_cell(place: ReadSite) -> bool:
@@ -466,16 +507,19 @@ def _is_full_cell(place: ReadSite) -> bool:
 
 def _by_items_in_order(place: ReadSite) -> bool:
     """Whether the tree checks the items of a dict: it leaves out their order."""
-    return place.kind == "dict" and type(place.holder) is dict and not _by_version(place) and place.copy is None
+    is_dict = place.kind == "dict" and type(place.holder) is dict and place.copy is None
+    return is_dict and not _by_version(place) and not _is_long(place)
 
 
-def _render_place(tree: CheckTree, index: int, place: ReadSite, kept: set[tuple[int, Any]]) -> bool:
+def _render_place(tree: CheckTree, index: int, place: ReadSite) -> bool:
     """Add the check of one place; False when it can only be done in Python."""
     holder = place.holder
     if _by_version(place):
         tree.unchanged(tree.of(index), holder)
         return True
     if place.copy is not None or place.kind in ("set", "asked") or (place.kind == "object" and _has_holes(place)):
+        return False
+    if _is_long(place):
         return False
     if isinstance(holder, (collections.OrderedDict, collections.deque)):
         return False
@@ -499,7 +543,7 @@ def _render_place(tree: CheckTree, index: int, place: ReadSite, kept: set[tuple[
             item = tree.attribute(node, holder, key)
         if expected.kind == "tensor":
             tree.type_is(item, expected.value)
-            if place.volatile < _PATIENCE or (id(holder), key) in kept:
+            if not _is_volatile(place):  # else each call may replace the tensor, as an average does
                 tree.is_(item, now)  # a different object fails here and is compared in Python
         elif expected.kind == "type":
             tree.type_is(item, expected.value)

@@ -45,9 +45,11 @@ from .program_state import ProgramState
 
 
 class GrowingError(UnsupportedSideEffectError):
-    """A run changed how many items a `container` has that it reads. A window does so until it is full; None: it is not
-    worth another capture then.
+    """A run changed how many items a `container` has that it reads. A window does so until it is full, or has the items
+    that are `wanted`; None: it is not worth another capture then.
     """
+
+    wanted = 1
 
     def __init__(self, message: str, container: Any) -> None:
         super().__init__(message)

@@ -171,12 +171,12 @@ def restored_table(data: Any) -> tuple[SymbolTable, dict[str, Any]]:
         if type(name) is not str or type(source) is not str or name in symbols or kind not in ("size", "computed"):
             raise ValueError("no symbol of a size")
         for number in (hint, least, *(() if most is None else (most,))):
-            if type(number) is not int or not 0 <= number < 2**62:
+            if type(number) is not int or not -(2**62) < number < 2**62:
                 raise ValueError(f"no size of the symbol {name!r}")
-        if hint < 2 or not least <= hint or (most is not None and most < hint):
+        if (hint < 2 and kind != "size") or not least <= hint or (most is not None and most < hint):
             raise ValueError(f"the size of the symbol {name!r} is out of its range")
         if kind == "size":
-            number = table.symbol(hint, source, None, (least, most))
+            number = table.symbol(hint, source, None, (least, most)) if least >= 2 else table.number(hint, source, None)
         else:
             number = table.computed_symbol(hint, source)
         symbols[name] = number.node._expr

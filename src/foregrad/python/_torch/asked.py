@@ -113,7 +113,9 @@ def _text_of_argument(self: Any, **kwargs: Any) -> str:
 
 
 def _length(value: Any) -> Any:
-    """Python's `len`, where code that runs asks a tensor: its answer may be symbolic."""
+    """Python's `len`, where code that runs asks a tensor or a container's stand-in: its answer may be symbolic."""
+    if (answer := _lengths.get(type(value))) is not None and is_asked():
+        return answer(value)
     if is_asked() and isinstance(value, torch.Tensor) and value.dim():
         size: Any = value.shape[0]
         return TracedInt(size.node) if type(size) is torch.SymInt else size
@@ -273,6 +275,14 @@ _Type.__module__ = type.__module__
 _answers: dict[type, Callable[[Any], type]] = {}
 tell("type", _Type)
 tell("len", _length)
+
+
+_lengths: dict[type, Callable[[Any], Any]] = {}
+
+
+def tell_length(kind: type, answer: Callable[[Any], Any]) -> None:
+    """Register the answer to `len(x)` in the user's code for stand-ins of the kind."""
+    _lengths[kind] = answer
 
 
 def tell_type(kind: type, answer: Callable[[Any], type]) -> None:

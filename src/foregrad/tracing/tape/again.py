@@ -50,13 +50,14 @@ class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for anoth
             f"`{name}` draws from {path}; a graph would replay one value. Draw before the call, and pass the "
             "result (for random numbers, torch's own functions work)."
         )
-        self.name, self.path, self.taken = name, path, taken
+        self.taken = taken
+        self.refused = f"`{name}` takes from {path} differently in each call; draw before the call."
+        if not taken[0].is_drawn:
+            self.refused = f"`{name}` reads {path}, and adds to the container. Read it outside, and pass the result."
 
     def refusal(self) -> UnsupportedSideEffectError:
         """The error for a call that can't have these values as arguments."""
-        return UnsupportedSideEffectError(
-            f"`{self.name}` takes from {self.path} differently in each call; draw before the call."
-        )
+        return UnsupportedSideEffectError(self.refused)
 
 
 class ArgumentsDiffer(UnsupportedSideEffectError):  # noqa: N818 - the call is captured in another way

@@ -148,8 +148,9 @@ class Learned:
     """The facts that make the next run of a capture differ.
 
     `shared_bases`, `whole`, `viewed`, `as_they_are` and `together`: see `Inputs`; `late`: see `BackwardWrites`.
-    `containers`: the places of containers that change their number of items, and whether the function reads each, see
-    `Journals`. `regions`: custom Functions that use NumPy: they run as eager regions; `hooks`: see `EagerHooks`.
+    `containers`: the places of containers that change their number of items, with the number of items that the
+    function reads at least: see `Journals`. `regions`: custom Functions that use NumPy: they run as eager regions;
+    `hooks`: see `EagerHooks`.
     `samples`: see `Wrappers`. `disturbed`: see `OwnWrites`. `facts`: by aspect. `walks_all`: the
     state of Python's is walked whole before the run, see `ProgramState`.
     """
@@ -160,7 +161,7 @@ class Learned:
     viewed: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     as_they_are: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     late: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
-    containers: dict[tuple[int, object], bool] = dataclasses.field(default_factory=dict)
+    containers: dict[tuple[int, object], int] = dataclasses.field(default_factory=dict)
     regions: set[type] = dataclasses.field(default_factory=set)
     hooks: dict[object, Any] = dataclasses.field(default_factory=dict)
     samples: Sampler = dataclasses.field(default_factory=new_samples)

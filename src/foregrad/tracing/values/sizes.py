@@ -334,7 +334,7 @@ class SizeSymbols:
 
     def number(self, value: int, name: str, entry: object) -> Any:
         """A symbol for an argument that is an integer; the plain integer, where it can't be one."""
-        number = self.table.symbol(value, name, (entry, None))
+        number = self.table.number(value, name, (entry, None))
         return TracedInt(number.node) if isinstance(number, torch.SymInt) else value
 
     def signature(self, number: Mapping[Entry, int]) -> tuple[SizeSymbol, ...]:
