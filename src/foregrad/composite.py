@@ -180,7 +180,7 @@ class _Variables:
         new, variables, trees = list(args), [], []
         for number in self.argnums:
             if not -len(args) <= number < len(args):
-                raise TypeError(f"argnums names argument {number}, and a call of `{self.name}` has {len(args)} (0 is the first)")
+                raise TypeError(f"argnums names argument {number} (from 0); a call of `{self.name}` has {len(args)}")
             leaves, tree = flatten(args[number])
             for leaf in leaves:
                 if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
