@@ -49,11 +49,17 @@ def test_a_step_with_eagers_kernels_makes_no_graph_of_a_half(halves):
 
 
 def test_a_compiler_that_returns_its_graph_has_no_graph_made():
-    step = foregrad.aot_function(lambda x: (x * 2).relu().sum(), foregrad.nop)
+    given = []
+
+    def compiler(graph, example_inputs):
+        given.append(graph)
+        return graph
+
+    step = foregrad.aot_function(lambda x: (x * 2).relu().sum(), compiler)
     step(torch.randn(5, 4, requires_grad=True)).backward()
     halves = step.foregrad.specializations[0].product.compiled.partitioned
-    assert late_graph_of(halves.forward) is not None
-    assert late_graph_of(halves.backward) is not None
+    assert None not in map(late_graph_of, [halves.forward, halves.backward, *given])
+    assert list(map(lines, given)) == [lines(halves.forward), lines(halves.backward)]
 
 
 def test_a_graph_that_is_read_is_the_one_of_a_partition_at_once(halves, policy):
