@@ -101,6 +101,8 @@ class ProgramState:
         self.iterators: list[tuple[Any, Any]] = []  # and the key or argument by which each was met first
         self.untold: set[Any] = set()  # the names of objects with calls that no event tells of
         self._libraries: dict[int, Holder] = {}  # modules, classes, functions and objects of libraries
+        self._modules: list[Holder] = []  # the modules among these
+        self._held: dict[str, int] = {}  # by attribute: how many of these, the first, are tracked under it
         self._written_outside: set[tuple[int, str]] = set()  # attributes of these that once differed from before
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
         self._waiting: dict[types.CodeType, list[Any]] | None = None if is_whole else {}  # packages' functions, by code
@@ -167,26 +169,25 @@ class ProgramState:
 
     def _library(self, value: Any, parent: Holder | None, step: Any) -> None:
         if id(value) not in self._libraries:
-            self._libraries[id(value)] = Holder(kinds.PASSAGE, value, parent, step, "attr", {}, value)
+            holder = self._libraries[id(value)] = Holder(kinds.PASSAGE, value, parent, step, "attr", {}, value)
+            self._modules += [holder] if isinstance(value, types.ModuleType) else []
 
     def _hold_libraries(self, stored: frozenset[str], names: frozenset[str]) -> None:
         """Track these attributes on every library object that was reached, and on its attributes in `names`."""
         for name in stored if "modules" in names else ():
             before = sys.modules.get(name, ABSENT)
             self.holders.append(Holder(kinds.OUTSIDE, (sys.modules, name), None, f"sys.modules.{name}", "", before))
-        waiting = list(self._libraries.values())
-        while waiting:
-            owner = waiting.pop()
-            if (table := table_of(owner.target)) is None:
-                continue
-            for name in names & table.keys() if isinstance(owner.target, types.ModuleType) else ():
-                part = table[name]
-                if isinstance(part, (types.ModuleType, types.FunctionType, type)) and id(part) not in self._libraries:
+        for owner in self._modules:  # more are appended meanwhile
+            table = table_of(owner.target) or {}
+            for name in names & table.keys():
+                if isinstance(part := table[name], (types.ModuleType, types.FunctionType, type)):
                     self._library(part, owner, name)
-                    waiting.append(self._libraries[id(part)])
-            for name in stored:
-                if name not in owner.before:
+        owners = list(self._libraries.values())
+        for name in stored:
+            for owner in owners[self._held.get(name, 0) :]:
+                if (table := table_of(owner.target)) is not None:
                     owner.before[name] = table.get(name, ABSENT)
+            self._held[name] = len(owners)
 
     # ---------------------------------------------------------------- afterwards
 
