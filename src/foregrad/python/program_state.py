@@ -178,8 +178,7 @@ class ProgramState:
             before = sys.modules.get(name, ABSENT)
             self.holders.append(Holder(kinds.OUTSIDE, (sys.modules, name), None, f"sys.modules.{name}", "", before))
         for owner in self._modules:  # more are appended meanwhile
-            table = table_of(owner.target) or {}
-            for name in names & table.keys():
+            for name in names & (table := table_of(owner.target) or {}).keys():
                 if isinstance(part := table[name], (types.ModuleType, types.FunctionType, type)):
                     self._library(part, owner, name)
         owners = list(self._libraries.values())
