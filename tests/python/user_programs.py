@@ -55,11 +55,7 @@ CLOCKS = {
 }
 
 EAGER = {  # those that may run eagerly
-    "a list that is read",
-    "written by one, read by another",
-    "read under another name",
     "read by a partial function",
-    "read by a made-up name",
     "gumbel with numpy",
     "masked by an array",
     "masked by chance, in numbers",
