@@ -394,3 +394,28 @@ def test_writes_and_numbers_are_as_eager_leaves_them_by_other_doors(door):
                 call(torch.arange(3.0), torch.tensor([index]))
         left.append((total.tolist(), torch.rand(1).item()))
     assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_handler_in_the_function_sees_the_error_if_the_call_writes(counts):
+    state = {"calls": 0}
+
+    def function(x, i):
+        if counts:
+            state["calls"] += 1
+        try:
+            return x[i] * 2
+        except IndexError:
+            return x * 0
+
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    x = torch.ones(3)
+    for i in (0, 1):
+        assert torch.equal(compiled(x, torch.tensor([i])), torch.full((1,), 2.0))
+    if not counts:  # a row of docs/limits.md
+        with pytest.raises(IndexError, match="out of bounds"):
+            compiled(x, torch.tensor([7]))
+        return
+    with pytest.warns(foregrad.errors.ForegradWarning, match="or catches"):
+        assert torch.equal(compiled(x, torch.tensor([7])), torch.zeros(3))
+    assert state["calls"] == 3

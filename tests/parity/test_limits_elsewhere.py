@@ -793,6 +793,7 @@ ELSEWHERE = {
     "asks PyTorch's private names": "the keys of stand-ins are PyTorch's",
     "an operator in a graph that has written": "tests/effects/test_faults.py",
     "an operator in a graph with a collective": "tests/effects/test_faults.py",
+    "an operator in a function that catches": "tests/effects/test_faults.py",
     "an operator in a backward": "tests/effects/test_faults.py",
     "an operator before `optimizer.zero_grad()`": "tests/effects/test_faults.py",
     "an interrupt while a graph runs": "tests/guards/test_interrupts.py",

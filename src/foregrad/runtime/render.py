@@ -6,6 +6,7 @@ views. Dispatch puts `RunLines` after the guards into one function; `compiled.so
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -190,6 +191,7 @@ class RunLines(LineWriter):
         effects = signature.effects
         around = any(e.sees_gradients or e.place is CallPlace.LEFT for e in effects.around)
         leaves = effects.log or effects.python_writes or around or self.draws
+        leaves = leaves or any(map(_may_raise_for_numbers, self.joint.graph.nodes))
         acts = bool(signature.may_stop or leaves) and self._acts()
         if not signature.may_stop and (acts or not leaves):
             return
@@ -390,6 +392,13 @@ class RunLines(LineWriter):
 
 # -------------------------------------------------------------------- containers and results that are objects
 # Containers and objects as lines of Python: rendered code builds the function's result with these lines.
+
+
+def _may_raise_for_numbers(node: torch.fx.Node) -> bool:
+    """Whether a node is Python's arithmetic on numbers and raises for some: a division by a number that varies."""
+    if node.target in (operator.truediv, operator.floordiv, operator.mod):
+        return isinstance(node.args[1], torch.fx.Node)
+    return node.target is operator.pow or getattr(node.target, "__module__", "") == "math"
 
 
 def has_objects(tree: Tree) -> bool:

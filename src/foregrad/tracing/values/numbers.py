@@ -113,8 +113,15 @@ class Numbers:
         return known.entry if known is not None else torch.SymFloat.__float__(number)
 
     def apply(self, op: Callable[..., object], *operands: object) -> Any:
-        """Python's operator on numbers: recorded; a result that is no float is decided on."""
-        value = op(*map(_value_of, operands))
+        """Python's operator on numbers: recorded; a result that is no float is decided on, and so are the numbers for
+        which it raises.
+        """
+        try:
+            value = op(*map(_value_of, operands))
+        except Exception:
+            for number in operands:
+                number._fixed() if type(number) is TracedFloat else type(number) is TracedInt and int(number)
+            raise
         where = next(filter(None, map(self._where, operands)))
         entry = self.recorder.entry(op, tuple(map(_as_operand, operands)), {}, is_random=False)
         if isinstance(value, float) and math.isfinite(value):  # NumPy's are floats, too
