@@ -143,3 +143,33 @@ def test_they_are_inputs(program, capsys):
     filled = sum(entry.count for entry in compiled.foregrad.recompiles().filling)
     most_graphs, most_eager = PROGRAMS[program]
     assert (len(view(compiled).graphs) <= most_graphs, report.eager_calls + filled <= most_eager) == (True, True)
+
+
+KINDS = {
+    "list": list,
+    "deque": collections.deque,
+    "window of 6": lambda: collections.deque(maxlen=6),
+    "window of 4": lambda: collections.deque([1.0] * 2, maxlen=4),
+}
+
+
+@pytest.mark.parametrize("before", KINDS)
+@pytest.mark.parametrize("after", KINDS)
+def test_a_container_of_a_different_kind_in_the_place(before, after):
+    def results(*, is_compiled):
+        state = types.SimpleNamespace(kept=KINDS[before]())
+
+        def function(x):
+            state.kept.append(1.5 * len(state.kept))
+            scale = 3 if getattr(state.kept, "maxlen", None) == len(state.kept) else 5
+            return x * len(state.kept) * scale + (state.kept[-2] if len(state.kept) > 1 else 0)
+
+        call = foregrad.compile(function, backend="eager", on_unsupported="eager") if is_compiled else function
+        found = []
+        for i in range(16):
+            found.append(call(torch.ones(1)).item())
+            if i == 8:
+                state.kept = KINDS[after]()
+        return found, state.kept
+
+    assert results(is_compiled=True) == results(is_compiled=False)

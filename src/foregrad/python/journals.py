@@ -31,7 +31,7 @@ from ..identity import IdSet, class_property
 from ._torch.asked import tell_length, tell_type
 from .effects import NOTES, Text
 from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
-from .lifted import Answer, StatePlace
+from .lifted import Answer, StatePlace, window_of
 from .objects import is_plain_object
 from .own_writes import is_made
 from .program_state import ATOMS, ProgramState
@@ -246,6 +246,15 @@ def length_of(stand_in: Any) -> Any:
     return len(notes.real) if notes.is_anothers() else notes.length()
 
 
+def _window(stand_in: Any) -> int | None:
+    """The most items of a window. That the container has as many is a guard, as of its length."""
+    notes = stand_in._foregrad_notes
+    if not notes.is_anothers():
+        notes.length()
+    window: int | None = notes.real.maxlen
+    return window
+
+
 def _get(self: Any, name: str) -> Any:
     notes = self._foregrad_notes
     return getattr(notes.real, name) if notes.is_anothers() else notes.refuse()
@@ -265,7 +274,7 @@ def _class_of_stand_ins(base: type) -> type:
     members: dict[str, Any] = {name: _reader(name) for name in names} | {name: _writer(name) for name in _WRITERS}
     members |= {"__getattr__": _get, "__iadd__": _extend, "__class__": property(_type), "__slots__": (NOTES,)}
     if base is collections.deque:
-        members["maxlen"] = property(lambda self: self._foregrad_notes.real.maxlen)
+        members["maxlen"] = property(_window)
     cls = type("Journal", (base,), members)
     refuse_flattening(cls, lambda value, *_: value._foregrad_notes.refuse())
     tell_type(cls, _type)
@@ -343,7 +352,7 @@ class Journals:
         self._known, self._may_ask = known, may_ask
 
     def _ask(self, places: list[Place], notes: Notes, index: int | None) -> Any:
-        question = Answer(_place_of(places) or notes.real, index, notes.path)
+        question = Answer(_place_of(places) or notes.real, index, notes.path, window_of(notes.real))
         if (found := self._known(question.identity)) is not ABSENT:
             return found
         if not self._may_ask:

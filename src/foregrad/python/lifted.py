@@ -6,6 +6,7 @@ and calls the function. So varying state is guarded, made symbolic and explained
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import random
@@ -117,6 +118,7 @@ class Answer:
     container: Any
     index: int | None
     name: str
+    window: int | None  # see `window_of`; a container with a different one does not answer
     dims: ClassVar[frozenset[int]] = frozenset()
 
     @property
@@ -124,6 +126,8 @@ class Answer:
         return f"len({self.name})" if self.index is None else f"{self.name}[{self.index}]"
 
     def of(self, held: Any) -> Any:
+        if window_of(held) != self.window:
+            return None
         if self.index is None:
             return len(held)
         return held[self.index] if -len(held) <= self.index < len(held) else None
@@ -142,7 +146,14 @@ class Answer:
     def identity(self) -> tuple[int, Any]:
         of = self.container
         target, key = (of.target, of.key) if isinstance(of, StatePlace) else (of, None)
-        return id(target), (key, self.index, "answer")
+        return id(target), (key, self.index, self.window, "answer")
+
+
+def window_of(container: Any) -> int | None:
+    """The most items of a deque, -1 if it has no limit; None for any other container."""
+    if not isinstance(container, collections.deque):
+        return None
+    return -1 if container.maxlen is None else container.maxlen
 
 
 Place = StatePlace | Draw | Answer

@@ -17,7 +17,7 @@ from ..runtime.lines import LineWriter
 from ..tracing.tape.again import ArgumentsDiffer
 from .effects import CallMethod
 from .journals import KINDS
-from .lifted import Answer, Draw, Lifted, StatePlace, lifted_places, place_of
+from .lifted import Answer, Draw, Lifted, StatePlace, lifted_places, place_of, window_of
 from .program_state import ProgramState
 
 
@@ -99,8 +99,13 @@ def render_stateful(
             is_place = isinstance(place.container, StatePlace)
             container = _read(place.container, bind) if is_place else bind("container", place.container)
             reads.append(f"{bind('length', len)}({container})")
+            tests = []
             if (index := place.index) is not None:
-                reads[-1] = f"{container}[{index}] if {reads[-1]} > {index if index >= 0 else -index - 1} else None"
+                tests.append(f"{reads[-1]} > {index if index >= 0 else -index - 1}")
+                reads[-1] = f"{container}[{index}]"
+            if place.window is not None:
+                tests.append(f"{bind('window_of', window_of)}({container}) == {place.window}")
+            reads[-1] += f" if {' and '.join(tests)} else None" if tests else ""
         else:
             reads.append(_read(place, bind))
     if lifted.generators.kinds:
