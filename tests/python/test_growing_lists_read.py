@@ -153,6 +153,7 @@ KINDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
 @pytest.mark.parametrize("before", KINDS)
 @pytest.mark.parametrize("after", KINDS)
 def test_a_container_of_a_different_kind_in_the_place(before, after):
