@@ -306,6 +306,12 @@ def body_of(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
 
 
+def copied_graph_of(module: fx.GraphModule, metadata: Callable[[fx.Node], dict[str, Any]]) -> fx.Graph:
+    """A copy of a module's graph with the result of `metadata`; a graph that is not made yet stays so."""
+    late = late_graph_of(module)
+    return copied(module.graph, metadata) if late is None else late.make(metadata)
+
+
 class LateGraphModule(fx.GraphModule):
     """A `GraphModule` that generates its code when it is called, or its `forward` or `code` is read.
 

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
-from .._torch.graphs import copied, ends_of, is_operator, late_graph_module, late_graph_of, make_graph_module
+from .._torch.graphs import copied_graph_of, ends_of, is_operator, make_graph_module
 from .._torch.symbols import Size
 from .._torch.tracing_context import compiler_context
 from ..annexes import given
@@ -237,24 +237,17 @@ def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> f
         op, requires_grad = "placeholder" if node in inputs else node.op, node.name in with_gradient
         return _metadata(node, op, requires_grad=requires_grad, is_backward=is_backward)
 
-    late = late_graph_of(module)
-
-    def make(metadata: Callable[[fx.Node], dict[str, Any]] = metadata) -> fx.Graph:
-        graph = copied(module.graph, metadata) if late is None else late.make(metadata)
-        if role.phase == "inference":
-            for number, node in enumerate(graph.find_nodes(op="placeholder")):
-                node.name = node.target = f"arg{number}_1"
-        output = graph.output_node()
-        results: Any = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
-        output.args = (tuple(results),)
-        # Results that must have the graph's strides: Inductor looks for the mark there.
-        output.meta["user_visible_output_idxs"] = [i for i in role.visible_outputs if isinstance(results[i], fx.Node)]
-        output.meta["output_stack_traces"] = [getattr(result, "meta", {}).get("stack_trace") for result in results]
-        return graph
-
-    if late is None:
-        return make_graph_module(module, make())
-    return late_graph_module(module, dataclasses.replace(late, results=tuple(late.results), make=make))
+    graph = copied_graph_of(module, metadata)
+    if role.phase == "inference":
+        for number, node in enumerate(graph.find_nodes(op="placeholder")):
+            node.name = node.target = f"arg{number}_1"
+    output = graph.output_node()
+    results: Any = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
+    output.args = (tuple(results),)
+    # Results that must have the graph's strides: Inductor looks for the mark there.
+    output.meta["user_visible_output_idxs"] = [i for i in role.visible_outputs if isinstance(results[i], fx.Node)]
+    output.meta["output_stack_traces"] = [getattr(result, "meta", {}).get("stack_trace") for result in results]
+    return make_graph_module(module, graph)
 
 
 def _metadata(node: fx.Node, op: str, *, requires_grad: bool, is_backward: bool) -> dict[str, Any]:
