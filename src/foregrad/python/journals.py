@@ -31,6 +31,7 @@ from ..identity import IdSet, class_property
 from ._torch.asked import tell_length, tell_type
 from .effects import NOTES, Text
 from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
+from .libraries import is_outside
 from .lifted import Answer, StatePlace, window_of
 from .objects import is_plain_object
 from .own_writes import is_made
@@ -223,8 +224,9 @@ def _reader(name: str) -> Callable[..., Any]:
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
         notes = self._foregrad_notes
         if notes.is_anothers():
-            return getattr(notes.real, name)(*args, **kwargs)
-        answer = _ANSWERED.get(name)
+            return bool(notes.real) if name == "__bool__" else getattr(notes.real, name)(*args, **kwargs)
+        # A library's loop goes through all items: each length has its own graph.
+        answer = None if is_outside(sys._getframe(1).f_globals.get("__name__")) else _ANSWERED.get(name)
         return notes.refuse() if answer is None or kwargs or len(args) > 1 else answer(notes, *args)
 
     return read

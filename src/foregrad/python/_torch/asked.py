@@ -22,6 +22,7 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import TracedInt
 from ...house import is_house_module, is_program_module
 from ...locks import Bind, make_lock
+from ...tracing.values.numbers import sum_of
 from . import generators
 
 _C: Any = torch._C
@@ -110,6 +111,11 @@ def _text_of_argument(self: Any, **kwargs: Any) -> str:
     if _capturing() and sys._getframe(2).f_code is _FINDS_OVERLOAD and is_stand_in(self):
         return "tensor(...)"
     return str(_text_of_tensor(self, **kwargs))
+
+
+def _total(items: Iterable[Any], /, start: Any = 0) -> Any:
+    """Python's `sum`: of numbers of a capture it is one operation."""
+    return sum_of([*items], start) if is_asked() else sum(items, start)
 
 
 def _length(value: Any) -> Any:
@@ -275,6 +281,8 @@ _Type.__module__ = type.__module__
 _answers: dict[type, Callable[[Any], type]] = {}
 tell("type", _Type)
 tell("len", _length)
+if sys.version_info >= (3, 12):
+    tell("sum", _total)
 
 
 _lengths: dict[type, Callable[[Any], Any]] = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -266,9 +266,22 @@ def _fsum(*items: float) -> float:
     return math.fsum(items)
 
 
+def _sum(start: float, *items: float) -> float:
+    return sum(items, start)
+
+
+def sum_of(items: Sequence[Any], start: Any = 0) -> Any:
+    """Python's `sum`. From Python 3.12 on it compensates the rounding of floats, which additions do not."""
+    numbers = (*items, start)
+    number = next((one for one in numbers if type(one) is TracedFloat), None)
+    if number is None or not {*map(type, numbers)} <= {*_NUMBERS}:
+        return sum(items, start)
+    return number.numbers.apply(_sum, start, *items)
+
+
 _OF_ITEMS: dict[object, Callable[..., object]] = {min: min, max: max, math.fsum: _fsum}
 _CONVERSIONS: dict[Any, type] = {float: TracedFloat, **dict.fromkeys((int, math.floor, math.ceil), TracedInt)}
-NUMBER_FUNCTIONS = (*_FUNCTIONS, *_OF_ITEMS.values(), *_CONVERSIONS, bool, round, math.trunc)
+NUMBER_FUNCTIONS = (*_FUNCTIONS, *_OF_ITEMS.values(), _sum, *_CONVERSIONS, bool, round, math.trunc)
 """What a graph may call on numbers besides operators."""
 
 

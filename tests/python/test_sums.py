@@ -1,0 +1,54 @@
+"""`sum` of numbers that a graph computes rounds as Python's does: compensated, from Python 3.12 on."""
+
+import random
+import types
+
+import pytest
+import torch
+
+import foregrad
+
+
+def of_a_generator(state, x):
+    return x * sum(value.item() for value in x)
+
+
+def of_a_list(state, x):
+    return x * sum([value.item() for value in x])
+
+
+def from_a_start(state, x):
+    return x * sum([value.item() for value in x], 0.1)
+
+
+def beside_integers(state, x):
+    return x * sum([1, x[0].item(), 2, x[1].item(), x[2].item()])
+
+
+def of_a_window(state, x):
+    state.kept.append(x.sum().item())
+    return x * sum(state.kept[-4:])
+
+
+def of_tensors(state, x):
+    return x * sum([*x, 0.5])
+
+
+@pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
+@pytest.mark.parametrize("function", [of_a_generator, of_a_list, from_a_start, beside_integers, of_a_window, of_tensors])
+def test_a_sum_rounds_as_pythons(function):
+    drawn = random.Random(0)
+    given = [torch.tensor([drawn.gauss(0, 1) * 10 ** drawn.randint(-8, 8) for _ in range(4)]) for _ in range(25)]
+
+    def results(*, is_compiled):
+        state = types.SimpleNamespace(kept=[])
+
+        def program(x):
+            return function(state, x)
+
+        call = foregrad.compile(program, backend="eager", on_unsupported="eager") if is_compiled else program
+        return [call(x.double()).tolist() for x in given], call
+
+    (expected, _), (found, call) = results(is_compiled=False), results(is_compiled=True)
+    assert found == expected
+    assert len(foregrad.explain_recompiles(call)) <= 2
