@@ -270,7 +270,7 @@ def _sum(start: float, *items: float) -> float:
     return sum(items, start)
 
 
-def sum_of(items: Sequence[Any], start: Any = 0) -> Any:
+def sum_of(items: Sequence[float], start: float = 0) -> object:
     """Python's `sum`. From Python 3.12 on it compensates the rounding of floats, which additions do not."""
     numbers = (*items, start)
     number = next((one for one in numbers if type(one) is TracedFloat), None)
