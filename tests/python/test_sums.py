@@ -35,7 +35,9 @@ def of_tensors(state, x):
 
 
 @pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
-@pytest.mark.parametrize("function", [of_a_generator, of_a_list, from_a_start, beside_integers, of_a_window, of_tensors])
+@pytest.mark.parametrize(
+    "function", [of_a_generator, of_a_list, from_a_start, beside_integers, of_a_window, of_tensors]
+)
 def test_a_sum_rounds_as_pythons(function):
     drawn = random.Random(0)
     given = [torch.tensor([drawn.gauss(0, 1) * 10 ** drawn.randint(-8, 8) for _ in range(4)]) for _ in range(25)]
