@@ -272,11 +272,11 @@ def _sum(start: float, *items: float) -> float:
 
 def sum_of(items: Sequence[float], start: float = 0) -> object:
     """Python's `sum`. From Python 3.12 on it compensates the rounding of floats, which additions do not."""
-    numbers = (*items, start)
-    number = next((one for one in numbers if type(one) is TracedFloat), None)
-    if number is None or not {*map(type, numbers)} <= {*_NUMBERS}:
+    operands: list[object] = [*items, start]
+    numbers = next((one.numbers for one in operands if type(one) is TracedFloat), None)
+    if numbers is None or not {*map(type, operands)} <= {*_NUMBERS}:
         return sum(items, start)
-    return number.numbers.apply(_sum, start, *items)
+    return numbers.apply(_sum, start, *items)
 
 
 _OF_ITEMS: dict[object, Callable[..., object]] = {min: min, max: max, math.fsum: _fsum}
