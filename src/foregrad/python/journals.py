@@ -27,6 +27,7 @@ from .._torch.symbols import concrete, is_symbolic, map_symbolic
 from ..errors import UnsupportedSideEffectError
 from ..frontend.source import ABSENT
 from ..frontend.values import is_plain
+from ..house import is_house_module
 from ..identity import IdSet, class_property
 from ._torch.asked import tell_length, tell_type
 from .effects import NOTES, Text
@@ -225,8 +226,9 @@ def _reader(name: str) -> Callable[..., Any]:
         notes = self._foregrad_notes
         if notes.is_anothers():
             return bool(notes.real) if name == "__bool__" else getattr(notes.real, name)(*args, **kwargs)
+        caller = sys._getframe(1).f_globals.get("__name__")
         # A library's loop goes through all items: each length has its own graph.
-        answer = None if is_outside(sys._getframe(1).f_globals.get("__name__")) else _ANSWERED.get(name)
+        answer = None if is_outside(caller) and not is_house_module(caller) else _ANSWERED.get(name)
         return notes.refuse() if answer is None or kwargs or len(args) > 1 else answer(notes, *args)
 
     return read
