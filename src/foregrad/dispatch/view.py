@@ -10,7 +10,7 @@ from ..extend import EffectView, GraphView, GuardView, TensorView
 from ..graph.effect_log import Effect, SetData, Write
 from ..graph.meta import TensorSpec
 from ..graph.signature import Handle, InputInfo, Signature
-from ..graph.slots import Buffer, Closure, Param
+from ..graph.slots import Buffer, Closure, Param, SharedMemory
 from .graphs import Specialization
 from .guard_list import STATE
 
@@ -90,7 +90,9 @@ def _aliases(signature: Signature) -> Iterator[EffectView]:
             yield EffectView("tensor", output.path, f"{what} {_base(output, signature)}")
     for memory, others in signature.structure.shared_memory:
         names = " and ".join(str(signature.inputs[i].slot) for i in others)
-        yield EffectView("tensor", names, f"share the memory of {signature.inputs[memory].slot}")
+        slot = signature.inputs[memory].slot
+        what = "share memory" if isinstance(slot, SharedMemory) else f"share the memory of {slot}"
+        yield EffectView("tensor", names, what)
 
 
 def _base(output: Handle, signature: Signature) -> str:
