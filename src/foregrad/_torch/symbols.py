@@ -104,7 +104,7 @@ class NumPyNumber:
     """A symbolic number that NumPy gets as the Python number it is: its rules of promotion tell that from an array."""
 
     def __array__(self, dtype: object = None, copy: object = None) -> object:
-        return sys.modules["numpy"].asarray(_fixed(self), dtype)
+        return sys.modules["numpy"].asarray(fixed(self), dtype)
 
     def __array_ufunc__(self, ufunc: object, method: str, *args: object, **kwargs: object) -> object:
         return self.__array_function__(ufunc if method == "__call__" else getattr(ufunc, method), (), args, kwargs)
@@ -116,10 +116,11 @@ class NumPyNumber:
         numbers = numbers_told(self) if not kwargs and all(isinstance(arg, (int, float)) for arg in args) else None
         if numbers is not None and numbers.gives_a_float(function, args):
             return numbers.apply(function, *args)
-        return function(*map(_fixed, args), **{name: _fixed(value) for name, value in kwargs.items()})
+        return function(*map(fixed, args), **{name: fixed(value) for name, value in kwargs.items()})
 
 
-def _fixed(value: object) -> Any:
+def fixed(value: object) -> Any:
+    """The Python number of a number of a capture, whose graph then holds for this number; any other value as given."""
     if not isinstance(value, NumPyNumber):
         return value
     kind: Any = int if isinstance(value, torch.SymInt) else float

@@ -180,8 +180,6 @@ def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind:
 _ARITHMETIC = {
     getattr(operator, name) for name in "add sub mul truediv floordiv mod neg pos abs lt le gt ge eq ne".split()
 } | {bool, abs, round, math.floor, math.ceil}
-
-
 _LONGEST = 2000  # characters of an expression
 
 

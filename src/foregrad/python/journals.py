@@ -250,13 +250,12 @@ def length_of(stand_in: Any) -> Any:
     return len(notes.real) if notes.is_anothers() else notes.length()
 
 
-def _window(stand_in: Any) -> int | None:
+def _window(stand_in: Any) -> Any:
     """The most items of a window. That the container has as many is a guard, as of its length."""
     notes = stand_in._foregrad_notes
     if not notes.is_anothers():
         notes.length()
-    window: int | None = notes.real.maxlen
-    return window
+    return notes.real.maxlen
 
 
 def _get(self: Any, name: str) -> Any:

@@ -25,6 +25,7 @@ from ..._torch.symbols import (
     TracedInt,
     TracedSymbol,
     concrete,
+    fixed,
     may_vary,
     numbers_told,
     symbol_made,
@@ -120,7 +121,7 @@ class Numbers:
             value = op(*map(_value_of, operands))
         except Exception:
             for number in operands:
-                number._fixed() if type(number) is TracedFloat else type(number) is TracedInt and int(number)
+                fixed(number)
             raise
         where = next(filter(None, map(self._where, operands)))
         entry = self.recorder.entry(op, tuple(map(_as_operand, operands)), {}, is_random=False)
