@@ -36,13 +36,7 @@ if TYPE_CHECKING:
     )
     from .dispatch.varying import mark_dynamic
     from .distributed.named import checkpoint_name
-    from .dynamo import (
-        AotAutograd,
-        aot_autograd,
-        device_from_inputs,
-        dtype_from_inputs,
-        fake_tensor_unsupported,
-    )
+    from .dynamo import AotAutograd, aot_autograd, device_from_inputs, dtype_from_inputs, fake_tensor_unsupported
     from .fusion import (
         debug_compile,
         draw_graph,

@@ -142,12 +142,7 @@ def aot_function(
     del num_params_buffers, hasher_type, enable_log, _disable_torch_fn_metadata_mode
     refuse_unsupported(static_argnums, disable_functionalization)
     pipeline = make_pipeline(
-        fw_compiler,
-        bw_compiler,
-        partition_fn,
-        decompositions,
-        keep_inference_input_mutations,
-        inference_compiler,
+        fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations, inference_compiler
     )
     return compile_function(fn, pipeline, dynamic=dynamic, on_unsupported="raise")
 

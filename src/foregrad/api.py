@@ -29,12 +29,7 @@ from .graph.joint import JointGraph
 from .graph.source import check_function, described
 from .house import hide_own_frames
 from .identity import attributed
-from .partitioners import (
-    default_partition,
-    fused_partition,
-    min_cut_rematerialization_partition,
-    policy_partition,
-)
+from .partitioners import default_partition, fused_partition, min_cut_rematerialization_partition, policy_partition
 from .partitioners.policies import Policy
 from .partitioners.report import Parts
 

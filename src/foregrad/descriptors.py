@@ -198,11 +198,7 @@ _OUTPUTS = {
     "PlainAOTOutput": ("DifferentiableAOTOutput", ("idx",), "output[{0.idx}]"),
     "InputMutationAOTOutput": ("DifferentiableAOTOutput", ("mutated_input",), "__input_mutation({1})"),
     "IntermediateBaseAOTOutput": ("DifferentiableAOTOutput", ("base_of",), "__intermediate_base({1})"),
-    "MetadataMutationAOTOutput": (
-        "DifferentiableAOTOutput",
-        ("idx",),
-        "__aliased_arg_with_metadata_mutation{0.idx}",
-    ),
+    "MetadataMutationAOTOutput": ("DifferentiableAOTOutput", ("idx",), "__aliased_arg_with_metadata_mutation{0.idx}"),
     "GradAOTOutput": ("DifferentiableAOTOutput", ("grad_of",), "__grad({1})"),
     "SubclassGetAttrAOTOutput": ("AOTOutput", ("base", "attr"), "{1}.{0.attr}"),
     "SubclassSizeAOTOutput": ("AOTOutput", ("base", "idx"), "{1}.size({0.idx})"),

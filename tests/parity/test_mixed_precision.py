@@ -9,7 +9,7 @@ from tests.parity.mixed_precision import KINDS, run
 from tests.parity.test_sweep_subset import judge
 
 ALWAYS = (
-    "add bmm cat einsum index_put lerp mul native_batch_norm native_layer_norm nn.functional.batch_norm "
+    "add bmm cat einsum index_put lerp linalg.pinv.singular mul native_batch_norm native_layer_norm nn.functional.batch_norm "
     "nn.functional.binary_cross_entropy nn.functional.conv2d nn.functional.embedding nn.functional.group_norm "
     "nn.functional.huber_loss nn.functional.layer_norm nn.functional.linear nn.functional.prelu nn.functional.rms_norm "
     "nn.functional.scaled_dot_product_attention normal softmax where"

@@ -167,6 +167,21 @@ def test_each_compiled_call_says_it(function, mode, said):
     assert foregrad.explain_recompiles(compiled).eager_calls == 0
 
 
+def test_an_operator_says_itself_what_it_prints(said):
+    def clone(word, x):
+        print(word)
+        return x.clone()
+
+    with torch.library._scoped_library("saying", "DEF") as library:
+        library.define("clone(Tensor x) -> Tensor")
+        library.impl("clone", functools.partial(clone, "kernel"), "CPU")
+        library.impl("clone", functools.partial(clone, "capture"), "Meta")
+        compiled = foregrad.compile(lambda x: torch.ops.saying.clone(x).sin(), backend="eager", on_unsupported="raise")
+        for _ in range(3):
+            compiled(torch.ones(2))
+    assert said()[0] == "capture\nkernel\nkernel\nkernel\n"
+
+
 class _Reads(logging.Handler):
     """A handler of the program's own that looks at its state."""
 

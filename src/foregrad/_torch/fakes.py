@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _python_dispatch
 
 from ..locks import ProcessPatch, bound
+from .nested import mapped
 from .ops import Args, Kwargs
 from .symbols import Size, has_symbolic, new_ragged_size
 
@@ -172,24 +173,16 @@ def fake_multilabel_margin_loss(mode: FakeTensorMode, args: Args, kwargs: Kwargs
     return loss, is_target
 
 
-def _fake_masked_fill(func: Any) -> object:
+def _fake_of_stride(func: Any, stride_of: Callable[[torch.Tensor, Any], Any]) -> object:
     def run(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> Any:
-        """The kernels' result is contiguous, also in dimensions of size 1."""
+        """The kernels' results have this stride, also in dimensions of size 1."""
         out: Any = mode.dispatch(func, (), args, kwargs)
-        stride = make_contiguous_strides_for(out.shape)
-        return out if out.stride() == stride else new_fake(mode, out.shape, stride, out.dtype, fake_device(out))
+        stride = stride_of(args[0], out)
 
-    return run
+        def made(t: torch.Tensor) -> torch.Tensor:
+            return t if t.stride() == stride else new_fake(mode, t.shape, stride, t.dtype, fake_device(t))
 
-
-def _fake_sort(func: Any) -> object:
-    def run(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> Any:
-        """The kernels' results have the argument's strides, also in dimensions of size 1."""
-        out: Any = mode.dispatch(func, (), args, kwargs)
-        stride = torch.empty_strided(args[0].shape, args[0].stride(), device="meta").clone().stride()
-        if all(t.stride() == stride for t in out):
-            return out
-        return tuple(new_fake(mode, t.shape, stride, t.dtype, fake_device(t)) for t in out)
+        return mapped(out, torch.Tensor, made)
 
     return run
 
@@ -225,6 +218,14 @@ def _fake_embedding_bag(func: object) -> object:
     return run
 
 
+def _fake_bmm(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> object:
+    """The CPU's kernel compares dtypes only where there are elements to multiply."""
+    left, right = args
+    if left.dtype is not right.dtype and fake_device(left).type == "cpu" and 0 in (left.numel(), right.numel()):
+        left = _of_dtype(mode, left, right.dtype)
+    return _by_rule(mode, torch.ops.aten.bmm.default, (left, right), kwargs)
+
+
 def _by_rule(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return mode.dispatch(func, (), args, kwargs) if mode.shape_env is None else symbolic_fake(mode, func, args, kwargs)
 
@@ -234,11 +235,6 @@ def _of_dtype(mode: FakeTensorMode, fake: torch.Tensor, dtype: torch.dtype) -> A
     if fake.dtype is dtype or not fake.is_floating_point():
         return fake
     return new_fake(mode, fake.shape, fake.stride(), dtype, fake_device(fake))
-
-
-def _fake_uniform(mode: FakeTensorMode, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """The kernel draws into a clone."""
-    return mode.dispatch(torch.ops.aten.clone.default, (), args[:1], {})
 
 
 def _fake_view(mode: FakeTensorMode, args: Args, kwargs: Kwargs) -> object:
@@ -266,6 +262,7 @@ _NORMALISATIONS = (
     torch.ops.aten._batch_norm_no_update.default,
 )
 
+_FILLS = torch.ops.aten.masked_fill.Scalar, torch.ops.aten.masked_fill.Tensor
 _LIKE_THE_FIRST = (
     torch.ops.aten.soft_margin_loss.default,
     torch.ops.aten.huber_loss.default,
@@ -275,11 +272,14 @@ _LIKE_THE_FIRST = (
 # Torch's rules for fakes differ from its kernels for these operators.
 CORRECTED: dict[Any, Any] = {
     torch.ops.aten.view.default: _fake_view,
-    torch.ops.aten.sort.default: _fake_sort(torch.ops.aten.sort.default),
-    torch.ops.aten.sort.stable: _fake_sort(torch.ops.aten.sort.stable),
-    torch.ops.aten.masked_fill.Scalar: _fake_masked_fill(torch.ops.aten.masked_fill.Scalar),
-    torch.ops.aten.masked_fill.Tensor: _fake_masked_fill(torch.ops.aten.masked_fill.Tensor),
-    torch.ops.aten.uniform.default: _fake_uniform,
+    **{
+        op: _fake_of_stride(op, lambda a, _: torch.empty_strided(a.shape, a.stride(), device="meta").clone().stride())
+        for op in (torch.ops.aten.sort.default, torch.ops.aten.sort.stable)
+    },
+    **{op: _fake_of_stride(op, lambda _, out: make_contiguous_strides_for(out.shape)) for op in _FILLS},
+    # The kernel draws into a clone.
+    torch.ops.aten.uniform.default: lambda mode, args, _: mode.dispatch(torch.ops.aten.clone.default, (), args[:1], {}),
+    torch.ops.aten.bmm.default: _fake_bmm,
     **{op: _fake_of_dtype(op, _of_parameters) for op in _NORMALISATIONS},
     **{op: _fake_of_dtype(op, lambda args, at: args[0].dtype) for op in _LIKE_THE_FIRST},
     torch.ops.aten._embedding_bag.default: _fake_embedding_bag(torch.ops.aten._embedding_bag.default),

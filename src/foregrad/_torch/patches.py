@@ -30,9 +30,7 @@ from ..errors import UnsupportedSideEffectError
 from ..house import is_house_file, is_program_module
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import Bind, ProcessPatch, Replacements, bound
-from . import (
-    dynamo_off,
-)
+from . import dynamo_off
 from .native import make_attribute_reader
 from .ops import Args, Kwargs
 from .stand_ins import is_stand_in

@@ -256,12 +256,7 @@ class Wish(enum.IntEnum):
 
 
 # A value in host memory is saved; `to_offload` says where.
-_WISH: dict[str | None, Wish] = {
-    None: Wish.NONE,
-    SAVE: Wish.SAVE,
-    RECOMPUTE: Wish.RECOMPUTE,
-    OFFLOAD: Wish.SAVE,
-}
+_WISH: dict[str | None, Wish] = {None: Wish.NONE, SAVE: Wish.SAVE, RECOMPUTE: Wish.RECOMPUTE, OFFLOAD: Wish.SAVE}
 
 # Computing these again costs nothing, so there is nothing to wish.
 _ALWAYS_AGAIN = (Kind.VIEW, Kind.NUMBER, Kind.CONSTANT)

@@ -61,7 +61,4 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return aten.native_dropout(input, p, True)[0]
 
 
-_KERNELS: dict[Any, Any] = {
-    functional.scaled_dot_product_attention: _attention,
-    functional.dropout: _dropout,
-}
+_KERNELS: dict[Any, Any] = {functional.scaled_dot_product_attention: _attention, functional.dropout: _dropout}

@@ -469,14 +469,7 @@ class OwnHooks(Aspect):
                 )
 
     def settle(
-        self,
-        name: str,
-        function: Any,
-        results: Sequence[Any],
-        analysis: Analysis,
-        inputs: Inputs,
-        *,
-        live: bool,
+        self, name: str, function: Any, results: Sequence[Any], analysis: Analysis, inputs: Inputs, *, live: bool
     ) -> None:
         """Decide for each hook, before the backward is traced. `live`: calls can put hooks on tensors.
 

@@ -82,10 +82,7 @@ def decision_lines(
 
 
 def _before(
-    signature: Signature,
-    decision: int | None,
-    checks: Callable[[CheckInfo, list[str]], list[str]],
-    undo: list[str],
+    signature: Signature, decision: int | None, checks: Callable[[CheckInfo, list[str]], list[str]], undo: list[str]
 ) -> list[str]:
     """The checks right before a decision; None: after the last."""
     count = len(signature.stops.decisions)

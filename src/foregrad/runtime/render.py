@@ -43,11 +43,7 @@ from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .passed import history_lines, join, marking, said_of_hooked, unwatched
 from .stages import later_lines
-from .writes import (
-    graph_arguments,
-    update_line,
-    write_with_history,
-)
+from .writes import graph_arguments, update_line, write_with_history
 
 
 class RunLines(LineWriter):

@@ -100,12 +100,7 @@ class Assembly(CaptureParts):
                 entries[index] = source
 
     def joint(
-        self,
-        analysis: Analysis,
-        described: Differentiated,
-        stops: StopInfo,
-        out_tree: object,
-        results: list[object],
+        self, analysis: Analysis, described: Differentiated, stops: StopInfo, out_tree: object, results: list[object]
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs, reached = self.inputs, described.reached
         differentiable, gradients = described.outputs, described.gradients

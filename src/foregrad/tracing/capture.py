@@ -11,11 +11,7 @@ from typing import Any
 
 import torch
 
-from .._torch.engine import (
-    force_view_tracking,
-    no_saved_tensors_hooks,
-    symbolic_composites,
-)
+from .._torch.engine import force_view_tracking, no_saved_tensors_hooks, symbolic_composites
 from .._torch.patches import outside, patched
 from .._torch.requirements import warn_if_untested
 from .._torch.symbols import is_ragged
@@ -292,10 +288,7 @@ class Captured:
 
 
 def capture_call(
-    call: FlatCall,
-    options: Options | None = None,
-    *,
-    lifted: Sequence[tuple[torch.Tensor, Source]] = (),
+    call: FlatCall, options: Options | None = None, *, lifted: Sequence[tuple[torch.Tensor, Source]] = ()
 ) -> Captured:
     """Run `call` once on fakes. `lifted` tensors become inputs ahead of the arguments, whether used or not.
 

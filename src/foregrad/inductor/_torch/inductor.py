@@ -379,11 +379,7 @@ def compile_graph(
     tracing_context, constants = tracing(_context(mode, donated)), real_constants(mode)
     with cache, tracing_context, constants, kernels_together(), TracingContext.report_output_strides() as strides:
         compiled: Any = compile_fx_inner(
-            gm,
-            inputs,
-            static_input_idxs=list(static_inputs),
-            is_backward=is_backward,
-            is_inference=is_inference,
+            gm, inputs, static_input_idxs=list(static_inputs), is_backward=is_backward, is_inference=is_inference
         )
         output_strides = list(strides or ())
     function = compiled

@@ -9,24 +9,11 @@ from typing import Any
 import torch
 
 from ..._torch.stand_ins import is_stand_in
-from ..._torch.tensors import (
-    base_of,
-    is_marked,
-    is_usable,
-    is_view,
-    leads_to,
-    leads_to_base,
-    share_counters,
-)
+from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to, leads_to_base, share_counters
 from ...errors import UnsupportedSideEffectError
 from ...frontend.tree import flatten
 from ...graph.call_effects import EffectTarget, GiveAttribute, MakeParameter
-from ...graph.effect_log import (
-    Handle,
-    MarkRequiresGrad,
-    ViewStep,
-    Write,
-)
+from ...graph.effect_log import Handle, MarkRequiresGrad, ViewStep, Write
 from ...graph.meta import TensorSpec
 from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Base, Output

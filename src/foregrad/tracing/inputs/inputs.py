@@ -16,15 +16,7 @@ from ..._torch.levels import levels_off
 from ..._torch.ops import Args, Kwargs
 from ..._torch.stand_ins import become_parameter, is_stand_in
 from ..._torch.symbols import TracedInt, has_symbolic, is_ragged, is_symbolic, symbol_made
-from ..._torch.tensors import (
-    allows_writes,
-    base_of,
-    is_number,
-    is_view,
-    storage_key,
-    version_of,
-    whole_memory,
-)
+from ..._torch.tensors import allows_writes, base_of, is_number, is_view, storage_key, version_of, whole_memory
 from ..._torch.wrappers import is_wrapper
 from ...annexes import given
 from ...errors import ForegradWarning, UnsupportedTensorError

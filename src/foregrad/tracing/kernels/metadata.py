@@ -140,11 +140,7 @@ class Metadata:
     ordinary way.
     """
 
-    def __init__(
-        self,
-        known: Callable[[torch.Tensor], Any],
-        kernels: Callable[[object, Args, Kwargs], object],
-    ) -> None:
+    def __init__(self, known: Callable[[torch.Tensor], Any], kernels: Callable[[object, Args, Kwargs], object]) -> None:
         self.known = known
         self.kernels = kernels
         self._symbolic: dict[Any, Any] = {}  # the recipes with symbolic sizes
