@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -197,6 +199,23 @@ def test_past_the_limit_the_warning_names_the_shared_memory_and_its_remedy_works
             compared(compiled, writes_first, shifted, range(10, 16))
         compiled = foregrad.compile(writes_first, backend="eager", on_unsupported="eager")
         compared(compiled, writes_first, lambda size: tuple(x.clone() for x in shifted(size)), range(10, 16))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_the_report_says_which_sizes_stay_fixed_and_dynamic_warns_of_them(dynamic):
+    def scaled(a, x, y):
+        return writes_first(x, y) * a.sum()
+
+    compiled, batch = foregrad.compile(scaled, backend="eager", dynamic=dynamic), shifted(10)
+    for size in range(3, 6):
+        compiled(torch.ones(size), *batch)
+    assert "stay fixed" not in str(foregrad.explain_recompiles(compiled)), "`a` shares no memory"
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for size in range(11, 13):
+            compiled(torch.ones(4), *shifted(size))
+    assert [str(one.message)[:38] for one in heard] == ["`scaled` makes a graph for each x.shape"[:38]] * bool(dynamic)
+    assert str(foregrad.explain_recompiles(compiled)).count("Sizes stay fixed where arguments share memory") == 1
 
 
 def test_a_change_is_advised_only_where_it_makes_one_graph():

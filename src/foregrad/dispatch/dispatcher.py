@@ -516,6 +516,8 @@ class Dispatcher:
         self.compilations.append(entry)
         if reasons:
             _log.info("%s is compiled again, graph %d: %s", self.name, entry.number, reasons[-1])
+            if self._sizes.dynamic and reasons[0].fixed and len(reasons) == 1:
+                reasons[0].warn(self.name)
             for number, reason in enumerate(reasons, 1):
                 _log.debug("%s: not graph %d: %s", self.name, number, reason)
 

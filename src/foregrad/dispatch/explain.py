@@ -32,9 +32,14 @@ class Difference:
     before: str
     now: str
     of_state: bool = dataclasses.field(default=False, compare=False)
+    fixed: bool = dataclasses.field(default=False, compare=False)  # a size of an argument that shares written memory
 
     def __str__(self) -> str:
         return f"{self.name} was {self.before}, is {self.now}"
+
+    def warn(self, function: str) -> None:
+        """Warn that the function needs a graph for each size."""
+        warn_user(f"`{function}` makes a graph for each {self.name}. {SIZES_ARE_FIXED}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,7 +153,8 @@ class Recompiles:
             numbers = f"{entries[0].number} to {entries[-1].number}"
             lines.append(f"graphs {numbers}: {name}: {count} values, {before} to {now}")
         filling = (re.sub(" A compiled call .*", " Later calls are compiled.", str(calls)) for calls in self.filling)
-        return [*lines, *filling, *map(str, self.eager)]
+        fixed = any(reason.fixed for entry in self.entries for reason in entry.reasons)
+        return [*lines, *([SIZES_ARE_FIXED] if fixed else ()), *filling, *map(str, self.eager)]
 
     def __str__(self) -> str:
         times = {0: "not compiled yet", 1: "compiled once"}.get(len(self), f"compiled {len(self)} times")
@@ -161,6 +167,10 @@ class Recompiles:
 
 
 _MANY = 4  # compilations in a row for one reason: these are one line
+SIZES_ARE_FIXED = (
+    "Sizes stay fixed where arguments share memory and the function writes to it: pass a `.clone()`, or slice inside "
+    "the function."
+)
 
 
 def _only_reason(entry: Recompile) -> str | None:

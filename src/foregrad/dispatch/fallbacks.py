@@ -29,11 +29,10 @@ from ..errors import (
 )
 from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
-from ..graph.signature import MemoryOf
 from ..identity import ById
 from ..interrupts import held, is_interrupt
 from ..tracing.tape.again import ArgumentsDiffer
-from .explain import Difference, EagerCalls, OneWarning, reason_of
+from .explain import SIZES_ARE_FIXED, Difference, EagerCalls, OneWarning, reason_of
 from .graphs import Graphs, Specialization
 from .pipeline import is_of_capture
 
@@ -263,9 +262,8 @@ class Fallbacks:
             difference = made[-1].difference(args, kwargs)
             message = f"`{self.name}` was compiled {len(made)} times, the limit; this call fits no graph: "
             message += f"{difference}. "
-            shared = any(isinstance(info.source, MemoryOf) for info in made[-1].product.captured.joint.signature.inputs)
             if difference.name.endswith((".shape", ".stride()")):
-                remedy = _REMEDY_OF_SHARED if shared else _REMEDY_OF_SIZES
+                remedy = SIZES_ARE_FIXED if difference.fixed else _REMEDY_OF_SIZES
         message += remedy
         if self.config.error_on_recompile_limit:
             raise UnsupportedError(message)
@@ -333,10 +331,6 @@ _REMEDY = "Raise foregrad.config.recompile_limit, or pass values that change fro
 _REMEDY_OF_SIZES = (
     "Raise foregrad.config.recompile_limit. With dynamic=False, and where the program needs the number itself (a loop, "
     "an index), each size has its own graph: pad to fewer sizes."
-)
-_REMEDY_OF_SHARED = (
-    "Sizes stay fixed where arguments share memory and the function writes to it: pass a `.clone()`, or slice inside "
-    "the function."
 )
 _PAST_THE_LIMIT = f"more graphs than the recompile limit allows. {_REMEDY}"
 

@@ -271,7 +271,9 @@ class Specialization:
 
     def difference(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Difference:
         """The reason why the graph is not right for a call with the arguments, made now."""
-        return self.guards.first_difference(args, kwargs) or decided(self.signature.stops.decisions)
+        found = self.guards.first_difference(args, kwargs) or decided(self.signature.stops.decisions)
+        tensor, _, fact = found.name.rpartition(".")
+        return dataclasses.replace(found, fixed=tensor in self.guards.fixed and fact in ("shape", "stride()"))
 
     def makes_the_same_of_it(self, other: Specialization) -> bool:
         """Whether the other capture has an equal graph, and equal outputs besides tensors."""

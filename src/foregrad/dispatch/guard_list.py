@@ -93,6 +93,7 @@ class GuardList:
     def __init__(self) -> None:
         self.globals: dict[str, Any] = {"MISS": MISS}
         self.steps: list[Lines | Guard] = []
+        self.fixed: frozenset[str] = frozenset()  # the tensors that share written memory: their sizes are no symbols
         self._first_difference: Callable[..., Difference | None] | None = None
 
     def add(self, guard: Guard) -> None:

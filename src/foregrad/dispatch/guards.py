@@ -7,6 +7,7 @@ import inspect
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -344,7 +345,11 @@ class CallGuards(GuardMaker):
                 self.require(f"not ({any_})", *what)
                 return
         apart = tuple(i if i in real else None for i in range(len(inputs)))
-        self.memories(sharing or Sharing(apart))
+        sharing = sharing or Sharing(apart)
+        self.memories(sharing)
+        users = Counter(sharing.memories)
+        touched = {m for i in written if users[m := sharing.memories[i]] > 1}
+        self.list.fixed = frozenset(self.slots[i] for i in real if sharing.memories[i] in touched)
 
 
 def _identifier(info: InputInfo) -> str:
