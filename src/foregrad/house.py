@@ -27,14 +27,16 @@ _extensions: dict[str, str] = {}
 
 
 def file_label(file: str) -> str:
-    """A file as people know it: its name without the folder, or the number of a notebook's cell."""
+    """A file as people know it: its name, after an installed package's name; or the number of a notebook's cell."""
     ipython = sys.modules.get("IPython")
     if ipython is not None:
         compiler = getattr(ipython.get_ipython(), "compile", None)
         named = getattr(compiler, "format_code_name", lambda _: None)(file)
         if named:
             return str(named[1])
-    return file.replace("\\", "/").rpartition("/")[2]
+    folder, _, name = file.replace("\\", "/").rpartition("/")
+    package = re.search(r"/(?:site|dist)-packages/([^/]+)", folder)
+    return f"{package[1]}/{name}" if package else name
 
 
 def with_cells(text: str) -> str:

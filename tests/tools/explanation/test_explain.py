@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import foregrad
+from foregrad.graph.printing import last_frame
 from foregrad.partitioners.report import in_bytes
 from foregrad.tools.explanation.text import by_modules
 from tests.golden.functions import FUNCTIONS
@@ -548,4 +549,20 @@ def test_advice_says_what_it_would_keep():
     assert re.search(
         r"would keep .* for the backward instead of .* \(peak .* instead of .*\) and compute \d+ operators", one
     )
-    assert "of `0` to `4` (`" in found.advice[0].text
+    assert all(one.change for one in found.advice), "a fact is no advice"
+
+
+@pytest.mark.parametrize("folder", ["/usr/lib/python3/dist-packages/", "C:\\venv\\Lib\\site-packages\\"])
+def test_lines_of_installed_packages_name_the_package(folder):
+    """Two packages may have files of one name."""
+    trace = f'  File "{folder}one/models/modeling.py", line 3, in forward\n    return x'
+    assert last_frame(trace) == ("one/modeling.py", "3", "forward", "return x")
+    assert last_frame(trace.replace("one/models", "my/models").replace("-packages", ""))[0] == "modeling.py"
+    assert last_frame(trace.replace("one/models/", ""))[0] == "modeling.py"
+
+
+def test_a_column_without_words_is_left_out():
+    """The lines of a model of PyTorch's own are not the user's."""
+    for model, has_lines in ((nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), False), (layers(), True)):
+        found = foregrad.explain(model, torch.randn(2, 3, 8), backend="eager", measure=False)
+        assert bool(re.search(r"values  what .* line\n", str(found))) is has_lines, found

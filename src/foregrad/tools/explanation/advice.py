@@ -21,7 +21,6 @@ from .tree import Advice, EagerPart, Findings, SavedTensor
 
 Split = Callable[[str], Report]
 _WORTH = 0.05  # share of the saved bytes or of the peak: a smaller one is not worth a word
-_LARGE = 0.25  # share of the saved bytes: a larger group is named
 _LEAST = 4 << 10  # bytes saved: of less there is nothing to say
 _MOST_NODES = 6_000  # of graphs that other partitions are tried on
 
@@ -34,16 +33,8 @@ def advice_on(
     """
     memory = findings.memory
     assert memory is not None
-    if memory.predicted_saved >= _LEAST:
-        for group in groups(memory.saved)[:3]:
-            share = group.nbytes / memory.predicted_saved
-            if share >= _LARGE:
-                yield Advice(
-                    f"{group} {('is' if group.count == 1 else 'are')} {share:.0%} of the bytes kept for the "
-                    f"backward: {in_bytes(group.nbytes)} of {in_bytes(memory.predicted_saved)}."
-                )
-        if len(list(joint.graph.nodes)) <= _MOST_NODES:
-            yield from _partitions(findings, split)
+    if memory.predicted_saved >= _LEAST and len(list(joint.graph.nodes)) <= _MOST_NODES:
+        yield from _partitions(findings, split)
     if findings.program is not None and findings.program.unused:
         names = findings.program.unused
         shown = ", ".join(f"`{name}`" for name in names[:6]) + (", ..." if len(names) > 6 else "")
@@ -143,13 +134,6 @@ class Group:
         named = [module for module in self.modules if module]
         return " to ".join(dict.fromkeys((named[0], named[-1]))) if named else ""
 
-    def __str__(self) -> str:
-        if not any(self.modules):
-            number = "" if self.count == 1 else f"{self.count} values "
-            return f"{number}`{self.what}` ({self.place})" if self.place else f"{number}`{self.what}`"
-        made = f"`{self.what}` at {self.place}" if self.place else f"`{self.what}`"
-        return f"{self.count} value{'' if self.count == 1 else 's'} of `{_span(self.modules)}` ({made})"
-
 
 def groups(saved: Sequence[SavedTensor]) -> list[Group]:
     """Saved values by the line that makes them, largest first."""
@@ -165,19 +149,6 @@ def groups(saved: Sequence[SavedTensor]) -> list[Group]:
         modules = tuple(dict.fromkeys(member.module for member in members))
         rows.append(Group(what, place, modules, sum(member.nbytes for member in members), len(members)))
     return sorted(rows, key=lambda group: -group.nbytes)
-
-
-def _span(modules: Sequence[str]) -> str:
-    """`h.3.attn`, `h.4.attn` ... as `h.3` to `h.12.attn`: the first and the last of modules that differ in a number."""
-    depth = min(module.count(".") for module in modules) + 1
-    modules = list(dict.fromkeys(".".join(module.split(".")[:depth]) for module in modules))
-    if len(modules) == 1:
-        return modules[0]
-    kinds = dict.fromkeys(re.sub(r"\d+", "*", module) for module in modules)
-    if len(kinds) > 1:
-        shown = [module for module in modules if module]
-        return f"{shown[0]}` and {len(shown) - 1} more, like `{shown[-1]}" if len(shown) > 1 else shown[0]
-    return f"{modules[0]}` to `{modules[-1]}"
 
 
 # -------------------------------------------------------------------- what runs eagerly

@@ -209,7 +209,9 @@ def _program(findings: Findings) -> Iterator[Section]:
 
 
 def _cut(title: str, columns: tuple[str, ...], rows: list[list[str]], *, right: int) -> Table:
-    return Table(title, columns, rows[:_MOST_ROWS], len(rows) - _MOST_ROWS, right=right)
+    kept = [at for at in range(len(columns)) if any(row[at] for row in rows)]  # a column of empty cells says nothing
+    rows = [[row[at] for at in kept] for row in rows]
+    return Table(title, [columns[at] for at in kept], rows[:_MOST_ROWS], len(rows) - _MOST_ROWS, right=right)
 
 
 def text(findings: Findings) -> str:
