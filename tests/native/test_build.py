@@ -89,8 +89,8 @@ def test_what_was_built_in_the_background_is_found(monkeypatch, tmp_path):
     compiler = tmp_path / "compiler"
     compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho built > "$2"\n')
     compiler.chmod(0o755)
-    folder = tmp_path / "cache"
-    monkeypatch.setattr(building, "_folders", lambda: iter([folder]))
+    installed, folder = tmp_path / "installed", tmp_path / "cache"
+    monkeypatch.setattr(building, "_folders", lambda: iter([installed, folder]))
     monkeypatch.setenv("FOREGRAD_BUILD_NATIVE", "1")
     monkeypatch.setenv("CXX", str(compiler))
     folder.mkdir()
@@ -101,6 +101,26 @@ def test_what_was_built_in_the_background_is_found(monkeypatch, tmp_path):
     assert building.build_in_background(torch.__version__), "that one was killed long ago"
     waited_for(lambda: building.find_library(torch.__version__) is not None and not mark.exists())
     assert building.fault_of(building.find_library(torch.__version__)) is None
+    assert not installed.exists(), "pip would not know the file"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is built there")
+def test_a_compiler_that_is_installed_later_is_found(monkeypatch, tmp_path):
+    """By the next process, and by the command that says how far the build is."""
+    compiler = tmp_path / "bin" / "g++"
+    compiler.parent.mkdir()
+    monkeypatch.setattr(building, "_folders", lambda: iter([tmp_path / "cache"]))
+    monkeypatch.setenv("FOREGRAD_BUILD_NATIVE", "1")
+    monkeypatch.delenv("CXX", raising=False)
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(compiler.parent))
+        assert not building.build_in_background(torch.__version__)
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{compiler.parent}{os.pathsep}{os.environ['PATH']}")
+    assert building.build_in_background(torch.__version__)
+    waited_for(lambda: building.attempt(torch.__version__))
+    assert "g++ does not compile it" in building.attempt(torch.__version__), "no word of a missing compiler"
 
 
 def test_no_headers_of_pytorch(monkeypatch, tmp_path):

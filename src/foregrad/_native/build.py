@@ -176,7 +176,7 @@ def build_in_background(torch_version: str) -> bool:
     False where it is switched off, where there is no compiler, where a building process runs already, or failed: with a
     compiler, each library is tried once.
     """
-    folder = next(filter(_writable, _folders()), None)
+    folder = next(filter(_writable, reversed([*_folders()])), None)  # the user's cache, rather than the installation
     if os.environ.get("FOREGRAD_BUILD_NATIVE", "1") == "0" or sys.platform == "win32" or folder is None:
         return False
     mark = _mark(folder / library_name(torch_version))
