@@ -133,7 +133,7 @@ def compile(
 
 
 def compile(
-    fn_or_module: Any = None,
+    fn_or_module: Callable[..., object] | None = None,
     *more: object,
     backend: BackendSpec = "auto",
     partition: str | PartitionFn | Policy | None = None,
@@ -142,7 +142,7 @@ def compile(
     decompositions: Mapping[object, Callable[..., object]] | None = None,
     on_unsupported: str | None = None,
     regions: bool | str = "auto",
-    **others: Any,
+    **others: object,
 ) -> Any:
     """Compile a function or module: it behaves as before, and runs as two graphs.
 

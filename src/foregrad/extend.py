@@ -183,6 +183,10 @@ class CompiledFunction(Protocol):
 
     def __call__(self, *args: object, **kwargs: object) -> Any: ...
 
+    @property
+    def specializations(self) -> Sequence[Any]:
+        """The graphs so far, with their guards: `source()` of each is the Python of a call."""
+
     def view(self) -> FunctionView:
         """See `foregrad.extend.view`."""
 
@@ -219,7 +223,7 @@ _R_co = TypeVar("_R_co", covariant=True)
 class CompiledCallable(Protocol[_P, _R_co]):
     """The type of a function from `foregrad.compile`: it has the original's parameters and result."""
 
-    foregrad: Any  # its workings: see `as_compiled`
+    foregrad: CompiledFunction
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co: ...
 

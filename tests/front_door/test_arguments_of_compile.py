@@ -231,6 +231,8 @@ def doubled(x):
         ),
         (lambda: foregrad.explain(torch.ones(1000)), r"foregrad.explain takes a function .* shape \(1000,\)$"),
         (lambda: foregrad.verify(torch.ones(1000)), r"foregrad.verify takes a function .* shape \(1000,\)$"),
+        (lambda: foregrad.pareto(torch.ones(1000)), r"foregrad.pareto takes a function .* shape \(1000,\)$"),
+        (lambda: foregrad.plan(torch.ones(1000)), r"foregrad.plan takes a function .* shape \(1000,\)$"),
         (lambda: foregrad.partition(doubled), "takes a result of foregrad.capture, not doubled$"),
         (lambda: foregrad.mark_dynamic(3, 0), "a dimension of a tensor, not of 3$"),
         (lambda: setattr(foregrad.config, "full_tracback", True), r"`full_tracback` \(did you mean `full_tracebacks`"),

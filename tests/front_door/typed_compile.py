@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import assert_type
 
 import foregrad
-from foregrad.extend import CompiledCallable
+from foregrad.extend import CompiledCallable, FunctionView
 
 
 @foregrad.compile
@@ -57,7 +57,8 @@ def check(x: Tensor, function: Callable[[Tensor, int], str]) -> None:
     assert_type(foregrad.compile(function), CompiledCallable[[Tensor, int], str])
     as_callable: Callable[[Tensor, int], str] = foregrad.compile(function)
     as_callable(x, 1)
-    assert_type(plain.foregrad.view(), Any)
+    assert_type(plain.foregrad.view(), FunctionView)
+    assert_type(plain.foregrad.specializations[0].source(), Any)
     assert_type(Model().scaled(x, 2), Tensor)
     assert_type(identity(3), int)
     Model().scaled("no tensor", 2)  # type: ignore[arg-type]

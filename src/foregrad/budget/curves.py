@@ -8,6 +8,7 @@ from typing import Any
 from .._torch.fakes import without_fake_mode
 from ..api import capture
 from ..errors import PartitionError
+from ..graph.source import check_function
 from ..partitioners.index import JointIndex, merge_equal
 from ..partitioners.instead import can_replay
 from .within import Frontier, Pareto, pareto_of
@@ -24,6 +25,7 @@ def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:
         >>> sorted(curve.data())[:2]
         ['budget', 'cost']
     """
+    check_function(fn, "pareto")
     joint = capture(fn, *args, **kwargs)
     if joint.signature.is_inference or joint.backward_error is not None:
         raise PartitionError(f"{joint.name} has no backward, so nothing is saved for one: there is no budget to choose")

@@ -9,6 +9,7 @@ import torch
 
 from .._torch.fakes import without_fake_mode
 from ..errors import BudgetError, PartitionError, PlanError, headline
+from ..graph.source import check_function
 from ..partitioners import in_bytes
 from . import choices
 from ._torch import shard_of
@@ -75,6 +76,7 @@ def plan(
         >>> found.standing.parameters
         4198400
     """
+    check_function(fn_or_module, "plan")
     on = device_of(_default_device(fn_or_module, args, kwargs) if device is None else device, shares)
     recipe = Recipe(
         fn_or_module,
