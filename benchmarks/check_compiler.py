@@ -1,7 +1,8 @@
-"""The conformance suite over five compilers: `python -m benchmarks.check_compiler [--only NAME ...] [--jobs N]`.
+"""The conformance suite over five compilers.
 
-OpenVINO is left out where it is not installed (`pip install foregrad[openvino]`). The planted compilers are those of
-the suite's own tests, with one fault each.
+`python -m benchmarks.check_compiler [--only NAME ...] [--jobs N] [--out DIR]`. OpenVINO is left out where it is not
+installed (`pip install foregrad[openvino]`). The planted compilers are those of the suite's own tests, with one fault
+each.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib.util
 import resource
 from pathlib import Path
 
-from benchmarks.common import Section
+from benchmarks.common import Section, write_results
 from foregrad.testing import check_compiler
 
 PLANTED = Path(__file__).parents[1] / "tests" / "tools" / "conformance" / "planted.py"
@@ -35,7 +36,8 @@ def collect(names: list[str] | None = None, jobs: int = 2) -> Section:
     """The table."""
     section = Section(
         "The conformance suite over compilers",
-        "The short suite in two child processes: how many cases of each verdict, seconds of the wall clock and of all CPUs, the first fault that it names.",
+        "The short suite in child processes (`python -m benchmarks.check_compiler`): how many cases of each verdict, "
+        "seconds of the wall clock and of all CPUs, the first fault that it names.",
         ["compiler", "passed", "refused", "wrong", "crashed", "skipped", "s", "CPU s", "first fault"],
     )
     for name in names or COMPILERS:
@@ -55,5 +57,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=list(COMPILERS), metavar="NAME")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="a folder whose RESULTS.md and RESULTS.json are to have the table")
     options = parser.parse_args()
-    print(collect(options.only, options.jobs).markdown())
+    section = collect(options.only, options.jobs)
+    if options.out is not None:
+        write_results([section], options.out)
