@@ -1,6 +1,7 @@
 """Integers read from tensors by `.item()`, another one in each call: counts of right answers, lengths, positions."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -89,3 +90,35 @@ def test_one_more_graph_serves_all(use):
 @pytest.mark.parametrize("use", [*A_GRAPH_FOR_EACH, *BRANCHES, "returned", "a slice", "a size"])
 def test_whatever_is_done_with_it(use, values):
     check((ONE_GRAPH | A_GRAPH_FOR_EACH | BRANCHES)[use], VALUES[values])
+
+
+READS = {
+    "int": lambda buffer: int(buffer),
+    "float": lambda buffer: float(buffer),
+    "item": lambda buffer: buffer.item(),
+    "a square root": lambda buffer: math.sqrt(buffer),
+    "a list": lambda buffer: buffer.tolist()[0],
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_tensor_from_outside_is_read_as_an_argument_is(read):
+    class Queue(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", torch.zeros(2, 40))
+            self.register_buffer("at", torch.full((1,), 2))
+
+        def forward(self, x):
+            at, value = int(self.at), READS[read](self.at)
+            self.kept[:, at : at + 3] = x
+            self.at[0] = (at + 3) % 40
+            return self.kept.sum() * value
+
+    ours, eager = Queue(), Queue()
+    compiled = foregrad.compile(ours, backend="eager")
+    for _ in range(9):
+        x = torch.randn(2, 3)
+        assert torch.equal(compiled(x), eager(x))
+        assert torch.equal(ours.kept, eager.kept)
+    assert len(foregrad.explain_recompiles(compiled)) == 2

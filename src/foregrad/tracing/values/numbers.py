@@ -19,7 +19,6 @@ import torch
 
 from ..._torch.engine import heard_by_modes, plain_execution
 from ..._torch.native import divert
-from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import (
     SymbolTable,
     TracedInt,
@@ -316,8 +315,8 @@ def _recorded(function: Callable[..., object], same: type | None = None) -> Call
 
 
 def _is_one(value: Any) -> bool:
-    """Whether a value is a tensor of one element, of the capture."""
-    return isinstance(value, torch.Tensor) and is_stand_in(value) and value.numel() == 1 and not value.is_complex()
+    """Whether a value is a tensor of one element."""
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
 
 
 def _number_in(value: Any) -> object:
