@@ -49,6 +49,26 @@ def test_zero_one_and_less_get_graphs_of_their_own():
     expect(lambda x, n: x * n, (3, 4, 1, 0, -2, 5, 1, -2), 5)
 
 
+def test_negative_integers_share_a_graph():
+    expect(lambda x, n: x * n + x[:, :n].sum(), (-3, -4, -5, -2, -3), 2)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, given: x[:, torch.tensor(given)].sum(),
+        lambda x, given: sum(x * (1 - done) for done in given),
+        lambda x, given: x * sum(given) + x[:, given[0] : given[1] + 1].sum(),
+    ],
+)
+def test_zeros_and_ones_in_a_list_need_no_graphs_of_their_own(use):
+    given = [[i // 8 % 2, i // 4 % 2, i // 2 % 2, i % 2] for i in (5, 10, 7, 8, 0, 15, *range(16))] + [[2, 4, 0, 3]]
+    compiled = Compiled()
+    made = [lambda ints=ints: (torch.randn(3, 9).requires_grad_(), list(ints)) for ints in given]
+    assert check(use, made, calls=len(made) - 1, compile=compiled) == "equal"
+    assert compiled.count <= 5
+
+
 def test_never_when_told_so():
     expect(cut, (3, 4, 5), 3, dynamic=False)
 

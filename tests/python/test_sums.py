@@ -1,5 +1,6 @@
-"""`sum` of numbers that a graph computes rounds as Python's does: compensated, from Python 3.12 on."""
+"""`sum`, `min`, `max` and `fsum` of numbers that a graph computes: one graph; `sum` rounds as Python's does."""
 
+import math
 import random
 import types
 
@@ -34,9 +35,32 @@ def of_tensors(state, x):
     return x * sum([*x, 0.5])
 
 
+def the_largest(state, x):
+    return x * max(value.item() for value in x) - max((float(value) for value in x), default=0.0)
+
+
+def the_least(state, x):
+    return x * min(abs(value.item()) for value in x)
+
+
+def an_exact_sum(state, x):
+    return x * math.fsum(value.item() for value in x)
+
+
 @pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
 @pytest.mark.parametrize(
-    "function", [of_a_generator, of_a_list, from_a_start, beside_integers, of_a_window, of_tensors]
+    "function",
+    [
+        of_a_generator,
+        of_a_list,
+        from_a_start,
+        beside_integers,
+        of_a_window,
+        of_tensors,
+        the_largest,
+        the_least,
+        an_exact_sum,
+    ],
 )
 def test_a_sum_rounds_as_pythons(function):
     drawn = random.Random(0)

@@ -103,6 +103,23 @@ def symbol_made(number: Any) -> Any:
 class NumPyNumber:
     """A symbolic number that NumPy gets as the Python number it is: its rules of promotion tell that from an array."""
 
+    _fixed: Callable[[], object]  # the number; the graph then holds for this number
+
+    def __str__(self) -> str:
+        return text_later(numbers_told(self), self, "s") or str(self._fixed())
+
+    def __repr__(self) -> str:
+        return text_later(numbers_told(self), self, "r") or repr(self._fixed())
+
+    def __format__(self, spec: str) -> str:
+        return text_later(numbers_told(self), self, "", spec) or format(self._fixed(), spec)
+
+    def __hash__(self) -> int:
+        return hash(self._fixed())
+
+    def __reduce__(self) -> Any:
+        return self.__class__, (self._fixed(),)
+
     def __array__(self, dtype: object = None, copy: object = None) -> object:
         return sys.modules["numpy"].asarray(fixed(self), dtype)
 
@@ -145,20 +162,8 @@ class TracedInt(NumPyNumber, torch.SymInt):
     def __class__(self) -> type:
         return int
 
-    def __str__(self) -> str:
-        return text_later(numbers_told(self), self, "s") or str(int(self))
-
-    def __repr__(self) -> str:
-        return text_later(numbers_told(self), self, "r") or repr(int(self))
-
-    def __format__(self, spec: str) -> str:
-        return text_later(numbers_told(self), self, "", spec) or format(int(self), spec)
-
-    def __hash__(self) -> int:
-        return hash(int(self))
-
-    def __reduce__(self) -> Any:
-        return int, (int(self),)
+    def _fixed(self) -> int:
+        return int(self)
 
     def __getattr__(self, name: str) -> object:
         if name in _OWN_OF_INTS:
@@ -260,11 +265,11 @@ class SymbolTable:
         """A symbolic integer that is `value` now. Sizes are 2 or more: a size of 0 or 1 is plain."""
         return self._bound(value, name, to, limits)
 
-    def number(self, value: int, name: str, to: object) -> Any:
-        """A symbol for an argument: 2 or more for a number from 2 on, 0 or more for 0 and 1, negative for a negative
-        number.
+    def number(self, value: int, name: str, to: object, *, is_item: bool = False) -> Any:
+        """A symbol for an argument: 2 or more for a number from 2 on, 0 or more for 0 and 1 and in containers, negative
+        for a negative number.
         """
-        if value > 1:
+        if value > 1 and not is_item:
             return self._bound(value, name, to, (None, None))
         return self._bound(value, name, to, (0, _LARGEST) if value >= 0 else (-_LARGEST, -1), is_size=False)
 

@@ -18,7 +18,7 @@ from .._torch.graphs import function_of
 from .._torch.symbols import Size, concrete, is_symbolic, map_symbolic, may_vary
 from .._torch.tensors import marked_in_torch
 from ..errors import UnsupportedError
-from ..frontend.call import FlatCall, memory_groups
+from ..frontend.call import FlatCall, is_item, memory_groups
 from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, paddings, spec_of
@@ -166,7 +166,9 @@ class SizesSeen:
         return frozenset(found)
 
     def _numbers(self, call: FlatCall) -> frozenset[int]:
-        """The leaves that are varying integers or floats. The integers 0 and 1 are symbolic where the path is open."""
+        """The leaves that are varying integers or floats. The integers 0 and 1 are symbolic where the path is open, and
+        in containers: of zeros and ones in a list, each sequence would need a graph.
+        """
         leaves, inside = set(), tuple(f"{path}[" for path in self.open)  # a list of numbers may be replaced as a whole
         for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
             if type(leaf) not in (int, float) or self.constants[path] > 1:
@@ -175,7 +177,7 @@ class SizesSeen:
             if self.dynamic is False and not is_open:
                 continue
             seen = self._numbers_seen.setdefault((path, type(leaf)), set())
-            is_size = type(leaf) is int and leaf >= 0 and not is_open
+            is_size = type(leaf) is int and leaf >= 0 and not is_open and not is_item(path)
             if math.isfinite(leaf) if type(leaf) is float else may_vary(leaf, is_size=is_size):
                 seen.add(repr(leaf))
                 if len(seen) > 1 or is_open:

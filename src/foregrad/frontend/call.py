@@ -97,6 +97,11 @@ def renewed(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 _MOST_NESTED = 5
 
 
+def is_item(path: str) -> bool:
+    """Whether the path of a leaf leads into a list, tuple or dict among the arguments."""
+    return "[" in path[path.find("]") + 1 :] if path.startswith("args[") else "[" in path
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlatCall:
     """A function and its arguments as leaves. `first_of[i]` is the first leaf that is leaf i's tensor.

@@ -75,7 +75,8 @@ class Notes:
     """
 
     def __init__(self, real: Any, path: str) -> None:
-        self.real, self.path = real, path
+        self.real, self.path, window = real, path, window_of(real)
+        self.limit = None if window == -1 else window  # the most items of a window
         self.take: Callable[[FrameType, Any], Any] = lambda frame, value: value
         self.ask: Callable[[Notes, int | None], Any] = Notes.refuse  # the length (None), or a former item
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -112,11 +113,6 @@ class Notes:
     def _known(self, item: Any) -> Any:
         return self.refuse() if type(item) is Text else item
 
-    @property
-    def _limit(self) -> int | None:
-        """The most items of a window."""
-        return self.real.maxlen if isinstance(self.real, collections.deque) else None
-
     def _answer(self, index: int | None) -> Any:
         return 0 if self.is_cleared and index is None else self.ask(self, index)
 
@@ -125,11 +121,11 @@ class Notes:
         is_known = isinstance(self.real, _LISTS) or (isinstance(self.real, KINDS) and not self.calls)
         if self.taken is None or not is_known:
             return self.refuse()
-        total, limit = self._answer(None) - self.taken + len(self.added), self._limit
+        total, limit = self._answer(None) - self.taken + len(self.added), self.limit
         return total if limit is None or total <= limit else limit
 
     def _item(self, index: Any) -> Any:
-        limit, count = self._limit, len(self.added)
+        limit, count = self.limit, len(self.added)
         if type(index) is not int or (limit is not None and not -limit <= index < 0):
             return self.refuse()
         if -count <= index < 0:
@@ -163,13 +159,13 @@ class Notes:
 
     def all(self) -> Any:
         """The items of a window that is full."""
-        return iter(self._last(self._limit or 0))
+        return iter(self._last(self.limit or 0))
 
     def remove_first(self, index: Any = None, *, name: str) -> Any:
         """`pop(0)` of a list, `popleft()` of a deque: the first item is gone, and given back."""
         is_list = isinstance(self.real, list)
         is_first = type(index) is int and index == 0 if is_list else index is None and name == "popleft"
-        if not is_first or self.taken is None or self._limit is not None or not self._answer(None) > self.taken:
+        if not is_first or self.taken is None or self.limit is not None or not self._answer(None) > self.taken:
             return self.refuse()
         found = self._former(self.taken)
         self.taken += 1

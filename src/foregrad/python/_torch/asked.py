@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import math
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -22,7 +23,6 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import TracedInt
 from ...house import is_house_module, is_program_module
 from ...locks import Bind, make_lock
-from ...tracing.values.numbers import sum_of
 from . import generators
 
 _C: Any = torch._C
@@ -113,9 +113,16 @@ def _text_of_argument(self: Any, **kwargs: Any) -> str:
     return str(_text_of_tensor(self, **kwargs))
 
 
-def _total(items: Iterable[Any], /, start: Any = 0) -> Any:
-    """Python's `sum`: of numbers of a capture it is one operation."""
-    return sum_of([*items], start) if is_asked() else sum(items, start)
+def _listing(function: Callable[..., Any]) -> Any:
+    """A function of items that lists a generator's: of numbers of a capture it is one operation then."""
+
+    @functools.wraps(function)
+    def listing(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is types.GeneratorType and is_asked():
+            args = [*args[0]], *args[1:]
+        return function(*args, **kwargs)
+
+    return listing
 
 
 def _length(value: Any) -> Any:
@@ -138,6 +145,7 @@ _PLACES: list[_Place] = [
     (_C, "DisableTorchFunction", _NoFunctions),
     (torch.SymInt, "__repr__", _text_of_number),
     (torch._tensor_str, "_str", _text_of_argument),
+    (math, "fsum", _listing(math.fsum)),
 ]
 # By the id of the original.
 _REPLACED: dict[int, Any] = {id(getattr(module, name)): replacement for module, name, replacement in _PLACES}
@@ -281,8 +289,8 @@ _Type.__module__ = type.__module__
 _answers: dict[type, Callable[[Any], type]] = {}
 tell("type", _Type)
 tell("len", _length)
-if sys.version_info >= (3, 12):
-    tell("sum", _total)
+for _function in (sum, min, max):
+    tell(_function.__name__, _listing(_function))
 
 
 _lengths: dict[type, Callable[[Any], Any]] = {}

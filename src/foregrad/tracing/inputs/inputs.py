@@ -20,7 +20,7 @@ from ..._torch.tensors import allows_writes, base_of, is_number, is_view, storag
 from ..._torch.wrappers import is_wrapper
 from ...annexes import given
 from ...errors import ForegradWarning, UnsupportedTensorError
-from ...frontend.call import FlatCall, check_tensor, memory_groups
+from ...frontend.call import FlatCall, check_tensor, is_item, memory_groups
 from ...frontend.source import Source
 from ...frontend.state import of_python
 from ...graph.effect_log import Detach, MarkRequiresGrad
@@ -196,7 +196,7 @@ class Inputs:
             self.symbols.given([(None, leaf)], entry)
             number = TracedInt(leaf.node)
         else:
-            number = self.symbols.number(leaf, str(slot), entry)
+            number = self.symbols.number(leaf, str(slot), entry, is_item=is_item(str(slot)))
         if is_symbolic(number):
             self.numbers.append(NumberRecord(entry, index, slot, number))
             self.recorder.tape.append(entry)

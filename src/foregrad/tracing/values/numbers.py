@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from ..._torch.symbols import (
     may_vary,
     numbers_told,
     symbol_made,
-    text_later,
 )
 from ...identity import class_property
 from ..heap.recording import Recording
@@ -191,21 +190,6 @@ class TracedFloat(TracedSymbol):
         result: bool = self.numbers.apply(bool, self)
         return result
 
-    def __hash__(self) -> int:
-        return hash(self._fixed())
-
-    def __str__(self) -> str:
-        return text_later(self.numbers, self, "s") or str(self._fixed())
-
-    def __repr__(self) -> str:
-        return text_later(self.numbers, self, "r") or repr(self._fixed())
-
-    def __format__(self, spec: str) -> str:
-        return text_later(self.numbers, self, "", spec) or format(self._fixed(), spec)
-
-    def __reduce__(self) -> Any:
-        return type(self.value), (self._fixed(),)
-
     def __getattr__(self, name: str) -> object:
         if name[:1] != "_" and hasattr(type(self.value), name):
             return getattr(self._fixed(), name)
@@ -270,18 +254,8 @@ def _sum(start: float, *items: float) -> float:
     return sum(items, start)
 
 
-def sum_of(items: Sequence[float], start: float = 0) -> object:
-    """Python's `sum`. From Python 3.12 on it compensates the rounding of floats, which additions do not."""
-    operands: list[object] = [*items, start]
-    numbers = next((one.numbers for one in operands if type(one) is TracedFloat), None)
-    if numbers is None or not {*map(type, operands)} <= {*_NUMBERS}:
-        return sum(items, start)
-    return numbers.apply(_sum, start, *items)
-
-
-_OF_ITEMS: dict[object, Callable[..., object]] = {min: min, max: max, math.fsum: _fsum}
 _CONVERSIONS: dict[Any, type] = {float: TracedFloat, **dict.fromkeys((int, math.floor, math.ceil), TracedInt)}
-NUMBER_FUNCTIONS = (*_FUNCTIONS, *_OF_ITEMS.values(), _sum, *_CONVERSIONS, bool, round, math.trunc)
+NUMBER_FUNCTIONS = (*_FUNCTIONS, min, max, _sum, _fsum, *_CONVERSIONS, bool, round, math.trunc)
 """What a graph may call on numbers besides operators."""
 
 
@@ -292,8 +266,8 @@ def trace_math() -> None:
         divert(function, _recorded(function), TRACED, asked=True)
     for function, same in _CONVERSIONS.items():
         divert(function, _recorded(function, same), (), asked=True)
-    for function, of_items in _OF_ITEMS.items():
-        divert(function, _recorded_of_items(of_items), TRACED if function is math.fsum else (TracedFloat,))
+    for function, (instead, types) in _OF_ITEMS.items():
+        divert(function, instead, types)
 
 
 def _recorded(function: Callable[..., object], same: type | None = None) -> Callable[..., Any]:
@@ -329,15 +303,23 @@ def warn_of_scalar() -> None:
         float(torch.ones((), requires_grad=True))
 
 
-def _recorded_of_items(function: Callable[..., object]) -> Callable[..., object]:
-    """`min` and `max` of floats alone: of an integer and a float they may give either type, and are decided on."""
-    recorded, kinds = _recorded(function), {*_NUMBERS} if function is _fsum else _FLOATS
+def _recorded_of_items(function: Callable[..., object], kinds: Collection[type]) -> Callable[..., object]:
+    recorded = _recorded(function)
 
-    def of_items(*args: Any, **kwargs: Any) -> object:
+    def of_items(*args: Any, **kwargs: object) -> object:
         items = args[0] if len(args) == 1 else args
-        return NotImplemented if kwargs or not {*map(type, items)} <= kinds else recorded(*items)
+        is_known = not kwargs or (items is not args and kwargs.keys() == {"default"} and kinds is _FLOATS)
+        return recorded(*items) if is_known and {*map(type, items)} <= kinds else NotImplemented
 
     return of_items
 
 
-_FLOATS = {float, TracedFloat}
+_FLOATS = {float, TracedFloat}  # of an integer and a float, `min` and `max` may give either type: decided on
+_of_sum = _recorded_of_items(_sum, {*_NUMBERS})
+_OF_ITEMS: dict[Any, tuple[Callable[..., object], tuple[type, ...]]] = {
+    min: (_recorded_of_items(min, _FLOATS), (TracedFloat,)),
+    max: (_recorded_of_items(max, _FLOATS), (TracedFloat,)),
+    # From Python 3.12 on `sum` compensates the rounding of floats, which additions do not.
+    sum: (lambda items, /, start=0: _of_sum([start, *items]), (TracedFloat,)),
+    math.fsum: (_recorded_of_items(_fsum, {*_NUMBERS}), TRACED),
+}

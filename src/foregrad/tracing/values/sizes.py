@@ -332,9 +332,9 @@ class SizeSymbols:
             if symbol is not None:
                 self.table.bound.setdefault(symbol, (entry, dim))
 
-    def number(self, value: int, name: str, entry: object) -> Any:
+    def number(self, value: int, name: str, entry: object, *, is_item: bool) -> Any:
         """A symbol for an argument that is an integer; the plain integer, where it can't be one."""
-        number = self.table.number(value, name, (entry, None))
+        number = self.table.number(value, name, (entry, None), is_item=is_item)
         return TracedInt(number.node) if isinstance(number, torch.SymInt) else value
 
     def signature(self, number: Mapping[Entry, int]) -> tuple[SizeSymbol, ...]:
