@@ -163,6 +163,51 @@ def test_a_plateau_that_depends_on_the_loss():
     assert len(foregrad.explain_recompiles(call)) <= 2
 
 
+def test_a_plateau_inside_the_step():
+    found = []
+    for wrap in (lambda function: function, compiled):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        scheduler = OF.ReduceLROnPlateau(optimizer, patience=2)
+
+        def step(x, model=model, optimizer=optimizer, scheduler=scheduler):
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step(loss.item())
+            return loss.detach()
+
+        call = wrap(step)
+        losses = [call(torch.randn(5, 4)) for _ in range(50)]
+        found.append([losses, *model.parameters(), optimizer.state_dict(), scheduler.best, scheduler.num_bad_epochs])
+    assert is_same(*found)
+    report = foregrad.explain_recompiles(call)
+    assert len(report) <= 9
+    assert report.eager_calls == 0
+
+
+def test_a_count_that_is_set_to_the_value_that_it_has():
+    class Stopping:
+        best, bad, step = float("inf"), 0, 0
+
+        def after(self, loss):
+            self.step += 1
+            self.bad = 0 if loss < self.best else self.bad + 1
+            self.best = min(self.best, loss)
+            return self.bad
+
+    losses, found = [3.0, 2.0, 1.0, 0.5, 4.0, 5.0, 0.4, 0.3, 6.0, 0.2, 0.1, 7.0, 8.0, 9.0, 0.05], []
+    for wrap in (lambda function: function, compiled):
+        stopping = Stopping()
+        call = wrap(lambda x, stopping=stopping: stopping.after(x.mean().item()))
+        results = [call(torch.full((3,), loss)) for loss in losses]
+        found.append([results, stopping.best, stopping.bad, stopping.step])
+    assert is_same(*found)
+    assert len(foregrad.explain_recompiles(call)) <= 6
+
+
 def counting(graphs):
     def compiler(gm, example_inputs):
         graphs.append(gm)

@@ -138,10 +138,7 @@ class NumPyNumber:
 
 def fixed(value: object) -> Any:
     """The Python number of a number of a capture, whose graph then holds for this number; any other value as given."""
-    if not isinstance(value, NumPyNumber):
-        return value
-    kind: Any = int if isinstance(value, torch.SymInt) else float
-    return kind(value)
+    return value._fixed() if isinstance(value, NumPyNumber) else value
 
 
 class TracedSymbol(NumPyNumber, torch.SymFloat):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -269,12 +269,14 @@ def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall
     if capture is None:
         return
     plain = capture(dataclasses.replace(call, numbers=frozenset())).joint
-    if _behaviour(joint) != _behaviour(plain):
+    there = {(call.paths[i], repr(call.leaves[i])) for i in call.numbers}  # a plain number is not written over itself
+    if _behaviour(joint, there) != _behaviour(plain, there):
         raise ConstantNumbers(call.numbers)
 
 
-def _behaviour(joint: JointGraph) -> list[object]:
-    """The operators on tensors in a graph with their arguments, and the results that are no tensors.
+def _behaviour(joint: JointGraph, there: Collection[tuple[str, str]]) -> list[object]:
+    """The operators on tensors in a graph with their arguments, and the results that are no tensors, without writes of
+    numbers that are `there`.
 
     Numbers, and small tensors computed from numbers and constants, have their values in the captured call.
     """
@@ -325,7 +327,7 @@ def _behaviour(joint: JointGraph) -> list[object]:
         parts = given[first : first + text.size]
         value = text.unflatten([value for _, _, value in parts])
         given[first : first + text.size] = [(ConstantOutput, parts[0][1].rpartition(".parts[0]")[0], value)]
-    return [*done, *((kind, path, repr(value)) for kind, path, value in given)]
+    return [*done, *((kind, path, repr(value)) for kind, path, value in given if (path, repr(value)) not in there)]
 
 
 def _texts(tree: Tree, first: int = 0) -> Iterator[tuple[int, Tree]]:

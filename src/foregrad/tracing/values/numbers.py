@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -264,8 +264,8 @@ def trace_math() -> None:
     """From now on they are recorded, for numbers of captures."""
     for function in _FUNCTIONS:
         divert(function, _recorded(function), TRACED, asked=True)
-    for function, same in _CONVERSIONS.items():
-        divert(function, _recorded(function, same), (), asked=True)
+    for function, same in _CONVERSIONS.items():  # libraries ask for floats too: schedulers of a loss
+        divert(function, _recorded(function, same), (TracedFloat,) if function is float else (), asked=True)
     for function, (instead, types) in _OF_ITEMS.items():
         divert(function, instead, types)
 
@@ -303,7 +303,7 @@ def warn_of_scalar() -> None:
         float(torch.ones((), requires_grad=True))
 
 
-def _recorded_of_items(function: Callable[..., object], kinds: Collection[type]) -> Callable[..., object]:
+def _recorded_of_items(function: Callable[..., object], kinds: set[type]) -> Callable[..., object]:
     recorded = _recorded(function)
 
     def of_items(*args: Any, **kwargs: object) -> object:
