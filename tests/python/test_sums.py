@@ -44,7 +44,7 @@ def the_least(state, x):
 
 
 def an_exact_sum(state, x):
-    return x * math.fsum(value.item() for value in x)
+    return x * math.fsum([value.item() for value in x])
 
 
 @pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
-import math
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -145,7 +144,6 @@ _PLACES: list[_Place] = [
     (_C, "DisableTorchFunction", _NoFunctions),
     (torch.SymInt, "__repr__", _text_of_number),
     (torch._tensor_str, "_str", _text_of_argument),
-    (math, "fsum", _listing(math.fsum)),
 ]
 # By the id of the original.
 _REPLACED: dict[int, Any] = {id(getattr(module, name)): replacement for module, name, replacement in _PLACES}
