@@ -36,7 +36,7 @@ def collect(names: list[str] | None = None, jobs: int = 2) -> Section:
     """The table."""
     section = Section(
         "The conformance suite over compilers",
-        "The short suite in child processes (`python -m benchmarks.check_compiler`): how many cases of each verdict, "
+        "The short suite in child processes (`python -m benchmarks.check_compiler`): how many cases of each verdict,\n"
         "seconds of the wall clock and of all CPUs, the first fault that it names.",
         ["compiler", "passed", "refused", "wrong", "crashed", "skipped", "s", "CPU s", "first fault"],
     )
@@ -49,7 +49,7 @@ def collect(names: list[str] | None = None, jobs: int = 2) -> Section:
         fault = next(iter(report.faults), None)
         said = "-" if fault is None else f"{fault.case}: {fault.operator or fault.detail.splitlines()[0]}"
         row = [name, *map(str, report.counts.values()), f"{report.seconds:.0f}", f"{used:.0f}", said]
-        section.add(row, **report.to_json(), cpu_s=used)
+        section.add(row, name=name, **report.counts, seconds=report.seconds, cpu_s=used)
     return section
 
 
