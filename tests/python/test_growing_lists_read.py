@@ -1,6 +1,8 @@
 """Lists that grow from call to call, and whose length or items the function reads: these are inputs of few graphs."""
 
 import collections
+import contextlib
+import time
 import types
 import warnings
 
@@ -174,3 +176,30 @@ def test_a_container_of_a_different_kind_in_the_place(before, after):
         return found, state.kept
 
     assert results(is_compiled=True) == results(is_compiled=False)
+
+
+class Timed:
+    def __enter__(self, clock=time.perf_counter):
+        self.began = clock()
+
+    def __exit__(self, *error):
+        return False
+
+
+@pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
+def test_a_capture_that_is_refused_before_its_run_leaves_the_list_in_its_place():
+    state = types.SimpleNamespace(kept=[], timer=contextlib.nullcontext())
+    kept = state.kept
+
+    def function(x):
+        with state.timer:
+            state.kept.append(1.5)
+            return x * len(state.kept)
+
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    for i in range(10):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), i + 1.0))
+        if i == 5:
+            assert view(compiled).graphs
+            state.timer = Timed()
+        assert state.kept is kept and type(state.kept) is list

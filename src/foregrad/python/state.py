@@ -79,9 +79,13 @@ class PythonState:
         """Put in stand-ins that note their use: for functions of random generators under the user's own names, for
         iterators, and for containers that the run only adds to. `where` gives the running line.
         """
-        self.journals.install()
         self._where = where
-        self._put_stand_ins(self.before.drawing, self.before.iterators)
+        try:
+            self.journals.install()
+            self._put_stand_ins(self.before.drawing, self.before.iterators)
+        except BaseException:
+            self.take_stand_ins()
+            raise
 
     def begins(self, code: CodeType) -> None:
         """Put stand-ins for the draws and iterators found through code about to run, until the function returns."""
