@@ -238,11 +238,13 @@ def is_import(value: Any) -> bool:
 
 def own_globals(namespace: dict[str, Any]) -> dict[str, Any]:
     """The globals of a module without the functions that a capture puts there."""
-    return {name: value for name, value in own_names(namespace).items() if not _is_of_house(value)}
+    return {name: value for name, value in own_names(namespace).items() if not is_of_house(value)}
 
 
-def _is_of_house(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and is_house_module(value.__module__)
+def is_of_house(value: Any) -> bool:
+    """Whether a capture puts this function or property into classes and modules."""
+    function = value.fget if isinstance(value, property) else value
+    return isinstance(function, types.FunctionType) and is_house_module(function.__module__)
 
 
 def _read_namespace(table: dict[str, Any]) -> dict[str, Any]:

@@ -204,7 +204,8 @@ class ProgramState:
         for owner in self._libraries.values():
             table = table_of(owner.target) if owner.before else {}
             for name in [name for name, was in owner.before.items() if table.get(name, ABSENT) is not was]:
-                if (id(owner.target), name) not in self._written_outside:
+                own = kinds.is_of_house(owner.before[name]) or kinds.is_of_house(table.get(name))
+                if not own and (id(owner.target), name) not in self._written_outside:
                     self._written_outside.add((id(owner.target), name))
                     place = owner.target, name
                     self.holders.append(Holder(kinds.OUTSIDE, place, owner, name, "", owner.before[name]))
