@@ -101,7 +101,7 @@ def symbol_made(number: Any) -> Any:
 
 
 class NumPyNumber:
-    """A symbolic number that NumPy gets as the Python number it is: its rules of promotion tell that from an array."""
+    """A symbolic number with the text, hash and pickle of its Python number; NumPy is given the Python number."""
 
     _fixed: Callable[[], object]  # the number; the graph then holds for this number
 

@@ -203,12 +203,12 @@ class ProgramState:
                 self.holders.append(holder)
         for owner in self._libraries.values():
             table = table_of(owner.target) if owner.before else {}
-            for name in [name for name, was in owner.before.items() if table.get(name, ABSENT) is not was]:
-                own = kinds.is_of_house(owner.before[name]) or kinds.is_of_house(table.get(name))
-                if not own and (id(owner.target), name) not in self._written_outside:
+            for name, was in owner.before.items():
+                now = table.get(name, ABSENT)
+                is_written = now is not was and not (kinds.is_of_house(was) or kinds.is_of_house(now))
+                if is_written and (id(owner.target), name) not in self._written_outside:
                     self._written_outside.add((id(owner.target), name))
-                    place = owner.target, name
-                    self.holders.append(Holder(kinds.OUTSIDE, place, owner, name, "", owner.before[name]))
+                    self.holders.append(Holder(kinds.OUTSIDE, (owner.target, name), owner, name, "", was))
         return [holder for holder in self.holders if holder.is_written()]
 
     def names_of(self, kinds: tuple[type, ...]) -> set[Any]:
