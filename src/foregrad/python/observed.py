@@ -164,7 +164,8 @@ class Observed:
             code_begins(code, frame.f_globals)
         if code in LOOKS_UP:
             self.host.looks_up()  # now, and not when all has run
-        return found
+        is_of_optimizers = "float" in code.co_names and str(frame.f_globals.get("__name__")).startswith("torch.optim")
+        return LOOKED_AT if is_of_optimizers else found  # `float(loss)` is the program's: see `trace_math`
 
     def _found(self, code: CodeType, frame: FrameType) -> int:
         if is_house_code(code):
