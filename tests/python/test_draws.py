@@ -2,6 +2,7 @@
 
 # ruff: noqa: NPY002 - programs of users draw from the module itself
 
+import contextlib
 import datetime as dt
 import functools
 import os
@@ -233,6 +234,34 @@ def test_other_clocks_and_what_the_system_draws_are_refused_by_name(asked):
     assert len([w for w in caught if w.category is foregrad.errors.ForegradWarning]) == 1
     assert len({result[1] for result in results}) == 3
     assert foregrad.explain_recompiles(compiled).eager_calls == 3
+
+
+class Timed:
+    def __enter__(self, clock=time.perf_counter):
+        self.since = clock()
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_clock_that_is_a_default_is_refused_where_the_function_runs(runs):
+    timed = Timed()
+
+    @foregrad.compile(backend="eager", on_unsupported="eager")
+    def function(x):
+        if len(x) == 2 or timed is None:
+            with contextlib.suppress(Exception), timed:
+                return x * 2
+        return x * 3
+
+    x = torch.ones(2 if runs else 3)
+    with (
+        pytest.warns(foregrad.errors.ForegradWarning, match="reach perf_counter") if runs else warnings.catch_warnings()
+    ):
+        assert [function(x).tolist() for _ in range(2)] == [[2.0 if runs else 3.0] * len(x)] * 2
+    report = foregrad.explain_recompiles(function)
+    assert (len(report), report.eager_calls) == ((0, 2) if runs else (1, 0))
 
 
 def test_nothing_is_left_in_place_of_the_functions():

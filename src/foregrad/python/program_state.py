@@ -108,6 +108,7 @@ class ProgramState:
         self._waiting: dict[types.CodeType, list[Any]] | None = None if is_whole else {}  # packages' functions, by code
         self._entered: set[types.CodeType] = set()
         self._late: tuple[list[Any], list[Any]] = [], []
+        self._of_defaults: dict[types.CodeType, list[Any]] = {}  # as in `drawing`, where the code runs
         self._slots: dict[type, bool] = {}
         self._actions: dict[type, _Action | None] = {}
         self._queue: collections.deque[tuple[Any, Holder | None, Any]] = collections.deque()
@@ -126,6 +127,7 @@ class ProgramState:
         if self._waiting and code in self._waiting:
             self._go_through(self._waiting.pop(code))
         found, self._late = self._late, ([], [])
+        found[0].extend(self._of_defaults.pop(code, ()))
         return found
 
     def enter_all(self) -> bool:
@@ -545,7 +547,12 @@ class ProgramState:
 
     def _body(self, function: Any) -> None:
         self._code(function.__code__, function.__globals__)
-        for defaults in (function.__defaults__, function.__kwdefaults__):
+        held = function.__defaults__ or ()
+        if drawing := [(None, None, value) for value in held if id(value) in DRAWN]:
+            is_late = function.__code__ in self._entered
+            (self.drawing if is_late else self._of_defaults.setdefault(function.__code__, [])).extend(drawing)
+            held = tuple(None if id(value) in DRAWN else value for value in held)
+        for defaults in (held, function.__kwdefaults__):
             if defaults:
                 self._queue.append((defaults, None, f"default of {function.__name__}"))
 

@@ -125,11 +125,12 @@ class PythonState:
             if holder.now(key) is stand_in:
                 holder.put(key, value)
 
-    def _refuse_drawing(self, what: str) -> None:
-        raise UnsupportedSideEffectError(
+    def _refuse_drawing(self, what: str) -> NoReturn:
+        self._failed = UnsupportedSideEffectError(
             f"`{self.name}` can reach {what}, whose result differs each time, through an object that hides its calls "
             "(a default, a tuple, a partial application). Call it before the call, or by the name of its module."
         )
+        raise self._failed
 
     def _refuse_taking(self, iterator: str, where: Callable[[], str] | None = None) -> NoReturn:
         what = iterator if where is None else f"`{iterator}` at {where()}"
