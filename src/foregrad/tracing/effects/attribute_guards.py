@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
+import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from ..._torch.engine import current_autograd_node
 from ..._torch.hooks import UNHOOKED, gradient_hooks, hooked_as, own_gradient, set_gradient
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, history_of, is_view, without_marks
@@ -27,11 +30,13 @@ from ...graph.call_effects import CallEffect, ClearGradient, EffectTarget, SetGr
 from ...graph.signature import OutputInfo, PartOf
 from ...graph.slots import Closure
 from ...graph.source import ATTRIBUTES, key_text
+from ...house import is_house_code
 from ...identity import ById, IdSet
-from ..aspect import Aspect, Settled
+from ..aspect import Aspect, Row, Settled
 from ..heap.records import InputRecord
 from ..inputs.inputs import GradientSource, Inputs
 from ..inputs.open_inputs import OpenInput
+from ..kernels.plans import Treatment
 from ..tape.gradient_paths import other_leaves
 
 _TENSOR: Any = torch.Tensor
@@ -287,7 +292,9 @@ _RULES: dict[object, Callable[[Facts, Asked, Any], object]] = {
 
 @dataclasses.dataclass(slots=True)
 class _HeldGradient:
-    """An input with its `.grad` on the stand-in. `was_cleared`: the function set `.grad = None` before reading it."""
+    """An input with its `.grad` on the stand-in. `was_cleared`: the function set `.grad = None` before reading it, so
+    that the graph serves calls with and without a gradient at entry.
+    """
 
     record: InputRecord
     was_cleared: bool
@@ -315,6 +322,9 @@ class Gradients(Aspect):
         real = record.real
         if not real.is_leaf and not real.retains_grad:
             return None
+        if real.is_leaf and not self._is_over and _is_to_be_cleared():
+            self.set(record, None)
+            return None
         self._note(record)
         if real.grad is not None:
             self._know(record, real.grad)
@@ -330,7 +340,7 @@ class Gradients(Aspect):
                 "it outside the compiled function."
             )
         if record not in self._held:
-            self._note(record)
+            self._note(record, is_cleared=value is None)
             self._held[record] = _HeldGradient(record, was_cleared=value is None)
 
     def accumulating(self, roots: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
@@ -348,6 +358,17 @@ class Gradients(Aspect):
             self._enter(record)
         return hooked_as([(record.stand_in, record.real) for record in reached])
 
+    def _copied(self, plan: Treatment, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Where autograd copies a gradient into `.grad`: eager keeps the gradient itself, with its strides, which may
+        differ from the leaf's at sizes of 1. Here Python holds the gradient too, so autograd copies.
+        """
+        given, shape, stride = args
+        kept = given.stride() if type(current_autograd_node()).__name__ == "AccumulateGrad" else stride
+        is_alike = all(a == b for n, a, b in zip(shape, kept, stride, strict=True) if type(n) is not int or n != 1)
+        return self.inputs.recorder.pure(plan, (given, shape, kept if is_alike else stride), kwargs)
+
+    operators: ClassVar[Mapping[Any, Row]] = {torch.ops.aten.new_empty_strided.default: _copied}
+
     def _enter(self, record: InputRecord) -> None:
         """Gradients are about to be added to `.grad`, and hooks of the tensor are to see them."""
         hooks = gradient_hooks(record.real)
@@ -363,12 +384,13 @@ class Gradients(Aspect):
             set_gradient(record.stand_in, self.inputs.adopt(grad))
         self._held[record] = _HeldGradient(record, was_cleared=False)
 
-    def _note(self, record: InputRecord) -> None:
+    def _note(self, record: InputRecord, *, is_cleared: bool = False) -> None:
         """Each call is to find a gradient in `.grad`, or None, as the present call does. PyTorch warns on a question to
         a non-leaf: a part of a wrapper subclass may be a leaf in one call alone.
         """
         asked = "{0}.is_leaf and {0}" if record.real.is_leaf and not isinstance(record.source, PartOf) else "{}"
-        self.note(record, f"{asked}.grad is {'None' if record.real.grad is None else 'not None'}", True)
+        question = f"{asked}.grad is {'None' if record.real.grad is None else 'not None'}"
+        self.note(record, "{}.is_leaf" if is_cleared else question, True)
 
     def _know(self, record: InputRecord, grad: torch.Tensor) -> None:
         """Where the gradient that an input has at entry is found in each call."""
@@ -411,14 +433,25 @@ class Gradients(Aspect):
             final, target = held.final, EffectTarget(run.number[held.record], is_input=True)
             if final is not None and final not in place:
                 continue
-            has_gradient = held.record.real.grad is not None
-            is_cleared = has_gradient and held.was_cleared and not run.may_stop
+            has_gradient = held.was_cleared or held.record.real.grad is not None
+            is_cleared = held.was_cleared and not run.may_stop
             made += [ClearGradient(target)] if is_cleared else []
             if final is not None:
                 made.append(SetGradient(target, place[final]))
             elif has_gradient and not is_cleared:
                 made.append(SetGradient(target, None))
         return made
+
+
+def _is_to_be_cleared() -> bool:
+    """Whether PyTorch's `zero_grad` asks, which sets a gradient to None where there is one."""
+    frame: Any = sys._getframe(2)
+    while is_house_code(frame.f_code):
+        frame = frame.f_back
+    return frame.f_code in _CLEARING and bool(frame.f_locals["set_to_none"])
+
+
+_CLEARING = {inspect.unwrap(cls.zero_grad).__code__ for cls in (torch.optim.Optimizer, torch.nn.Module)}
 
 
 # -------------------------------------------------------------------- gradients of results
