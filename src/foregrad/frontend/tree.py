@@ -34,25 +34,11 @@ _SCALARS = (int, float, str, bool, complex, bytes, type(None))
 # the same objects in each call.
 STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, *OPAQUE)
 _CONSTANTS = (
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Generator,
-    torch.nn.Module,
-    torch.SymInt,
-    torch.SymFloat,
-    torch.SymBool,
-    enum.Enum,
-    slice,
-    range,
-    type(Ellipsis),
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, torch.nn.Module, torch.SymInt,
+    torch.SymFloat, torch.SymBool, enum.Enum, slice, range, type(Ellipsis), type, types.FunctionType,
+    types.BuiltinFunctionType, types.MethodType,
     *(cls for classes in given("classes of constants") for cls in classes),
-)
+)  # fmt: skip
 
 
 class ObjectsOpened(Protocol):

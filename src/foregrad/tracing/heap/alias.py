@@ -82,19 +82,9 @@ class Value:
     """
 
     __slots__ = (
-        "_storage",
-        "became",
-        "born",
-        "entry",
-        "fake",
-        "generation",
-        "is_absent",
-        "is_written_through",
-        "original",
-        "parent",
-        "spec",
-        "view",
-    )
+        "_storage", "became", "born", "entry", "fake", "generation", "is_absent", "is_written_through", "original",
+        "parent", "spec", "view",
+    )  # fmt: skip
 
     def __init__(
         self,

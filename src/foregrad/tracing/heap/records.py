@@ -18,18 +18,9 @@ class InputRecord:
     """One tensor input: the real tensor, its stand-in, the leaf its gradient is taken at, and its entry on the tape."""
 
     __slots__ = (
-        "argument",
-        "entry",
-        "initial",
-        "leaf",
-        "real",
-        "slot",
-        "source",
-        "spec",
-        "stand_in",
-        "start_sequence_nr",
+        "argument", "entry", "initial", "leaf", "real", "slot", "source", "spec", "stand_in", "start_sequence_nr",
         "start_version",
-    )
+    )  # fmt: skip
 
     def __init__(self, real: torch.Tensor, slot: Slot, argument: int | None, source: object) -> None:
         self.real = real

@@ -106,28 +106,12 @@ _NEVER = {aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.defau
 
 # Views whose kernel is one for all devices. FakeTensor's takes a millisecond for some of them.
 _STRIDED = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten._reshape_alias.default,
-    aten.as_strided.default,
-    aten.transpose.int,
-    aten.t.default,
-    aten.permute.default,
-    aten.expand.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.unbind.int,
-    aten.diagonal.default,
-    aten.unfold.default,
-    aten.detach.default,
+    aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.as_strided.default,
+    aten.transpose.int, aten.t.default, aten.permute.default, aten.expand.default, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.select.int, aten.slice.Tensor, aten.split.Tensor,
+    aten.split_with_sizes.default, aten.unbind.int, aten.diagonal.default, aten.unfold.default, aten.detach.default,
     aten.alias.default,
-}
+}  # fmt: skip
 
 _TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter
 _TOKENS = {bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}

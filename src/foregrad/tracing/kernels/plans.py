@@ -26,23 +26,11 @@ prim = torch.ops.prim
 
 # Questions about a tensor that its fake answers: nothing to record.
 QUERIES = {
-    prim.device.default,
-    prim.layout.default,
-    aten.size.default,
-    aten.stride.default,
-    aten.storage_offset.default,
-    aten.sym_size.default,
-    aten.sym_stride.default,
-    aten.sym_numel.default,
-    aten.sym_storage_offset.default,
-    aten.numel.default,
-    aten.dim.default,
-    aten.is_contiguous.default,
-    aten.is_contiguous.memory_format,
-    aten.is_strides_like_format.default,
-    aten.is_non_overlapping_and_dense.default,
-    aten._fused_sdp_choice.default,
-}
+    prim.device.default, prim.layout.default, aten.size.default, aten.stride.default, aten.storage_offset.default,
+    aten.sym_size.default, aten.sym_stride.default, aten.sym_numel.default, aten.sym_storage_offset.default,
+    aten.numel.default, aten.dim.default, aten.is_contiguous.default, aten.is_contiguous.memory_format,
+    aten.is_strides_like_format.default, aten.is_non_overlapping_and_dense.default, aten._fused_sdp_choice.default,
+}  # fmt: skip
 
 
 def _without_training(*args: object) -> object:
