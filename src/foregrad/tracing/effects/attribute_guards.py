@@ -20,6 +20,7 @@ import torch
 
 from ..._torch.engine import current_autograd_node
 from ..._torch.hooks import UNHOOKED, gradient_hooks, hooked_as, own_gradient, set_gradient
+from ..._torch.ops import Args, Kwargs
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, history_of, is_view, without_marks
 from ..._torch.wrappers import is_wrapper
@@ -358,7 +359,7 @@ class Gradients(Aspect):
             self._enter(record)
         return hooked_as([(record.stand_in, record.real) for record in reached])
 
-    def _copied(self, plan: Treatment, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _copied(self, plan: Treatment, args: Args, kwargs: Kwargs) -> object:
         """Where autograd copies a gradient into `.grad`: eager keeps the gradient itself, with its strides, which may
         differ from the leaf's at sizes of 1. Here Python holds the gradient too, so autograd copies.
         """
@@ -367,7 +368,7 @@ class Gradients(Aspect):
         is_alike = all(a == b for n, a, b in zip(shape, kept, stride, strict=True) if type(n) is not int or n != 1)
         return self.inputs.recorder.pure(plan, (given, shape, kept if is_alike else stride), kwargs)
 
-    operators: ClassVar[Mapping[Any, Row]] = {torch.ops.aten.new_empty_strided.default: _copied}
+    operators: ClassVar[Mapping[object, Row]] = {torch.ops.aten.new_empty_strided.default: _copied}
 
     def _enter(self, record: InputRecord) -> None:
         """Gradients are about to be added to `.grad`, and hooks of the tensor are to see them."""
@@ -445,8 +446,8 @@ class Gradients(Aspect):
 
 def _is_to_be_cleared() -> bool:
     """Whether PyTorch's `zero_grad` asks, which sets a gradient to None where there is one."""
-    frame: Any = sys._getframe(2)
-    while is_house_code(frame.f_code):
+    frame = sys._getframe(2)
+    while is_house_code(frame.f_code) and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code in _CLEARING and bool(frame.f_locals["set_to_none"])
 
