@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._torch.graphs import function_of, make_code, with_nested_arguments
+from ._torch.graphs import function_of, make_code, set_grad_enabled, with_nested_arguments
 from ._torch.nested import spec_of_structure
 from .annexes import the_one
 from .aot import named_sources
@@ -297,7 +297,7 @@ class _JointWriter:
             wanted += [g for g, has in zip(self._gradients(), self.signature.gradients.returned, strict=True) if has]
         needed = reachable([node for node in wanted if node is not None], self.joint)
         for node in self.joint.graph.nodes:
-            if node.op in ("call_function", "get_attr") and node in needed:
+            if node.op in ("call_function", "get_attr") and (node in needed or node.target is set_grad_enabled):
                 self._copy(node)
         self.updated = [self._of(self.old_outputs[update.output]) for update in self._updates()]
         self.results = [self._result(info) for info in self.signature.structure.outputs]
@@ -314,7 +314,8 @@ class _JointWriter:
         """Operators without results, which check values or print, in their order at the end of the forward."""
         outputs = [self._of(node) for node in self.old_outputs[: self.signature.num_forward_outputs]]
         for check in self.signature.stops.checks:
-            self.graph.call_function(check.op, *check.arguments(self.inputs, outputs))
+            name = getattr(check.op, "overloadpacket", check.op).__name__
+            self.graph.create_node("call_function", check.op, *check.arguments(self.inputs, outputs), name=name)
 
     def _gradients(self) -> list[Any]:
         first = self.signature.num_forward_outputs
@@ -333,7 +334,8 @@ class _JointWriter:
         if isinstance(node, fx.Node) and node not in self.made:  # the tangent of the loss
             assert self.seed is not None
             loss = self.made[self.old_outputs[self.seed]]
-            self.made[node] = one = self.graph.call_function(aten.ones_like.default, (loss,))
+            one = self.graph.create_node("call_function", aten.ones_like.default, (loss,), name="ones_like")
+            self.made[node] = one
             one.meta = loss.meta.copy()
         return self.made[node] if isinstance(node, fx.Node) else node
 

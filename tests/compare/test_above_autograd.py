@@ -202,6 +202,57 @@ def test_a_decomposition_that_is_given_is_used() -> None:
     assert "aten.linear.default" not in composites(graph)
 
 
+class Stopping(nn.Module):
+    """No gradient flows through some of its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor, mode: str) -> Any:
+        y = x * self.weight
+        if mode == "off":
+            with torch.no_grad():
+                z = y * self.weight
+                with torch.enable_grad():
+                    y = y + x * self.weight
+            return (y * z, y.exp())
+        if mode == "detach":
+            self.mean.mul_(0.9).add_(y.detach())
+            return (y * y.detach() + y.sin().detach_() * self.weight, y.exp())
+        z = y.detach()
+        z.mul_(2)  # y is written to as well, without a history
+        return (y * self.weight,)
+
+
+@pytest.mark.parametrize("mode", ["off", "detach"])
+def test_gradients_of_the_graph_stop_where_eagers_do(mode: str) -> None:
+    x, module = torch.tensor([0.5, 1.0, 2.0]), Stopping()
+    graph, _ = foregrad.aot_export_module(module, (x, mode), trace_joint=False, pre_dispatch=True)
+    expected, _ = theirs(Stopping(), (x, mode), trace_joint=False, pre_dispatch=True)
+    targets = [[str(n.target) for n in g.graph.nodes if n.op == "call_function"] for g in (graph, expected)]
+    assert targets[0] == targets[1]
+    weight = module.weight.detach().clone().requires_grad_()
+    found = [t for t in graph(weight, torch.zeros(3), x, mode) if t.requires_grad]
+    sum(t.sum() for t in found).backward()
+    sum(t.sum() for t in module(x, mode)).backward()
+    torch.testing.assert_close(weight.grad, module.weight.grad, rtol=0, atol=0)
+    assert torch.is_grad_enabled()
+
+
+def test_a_write_without_a_history_is_for_graphs_without_gradients() -> None:
+    args = torch.tensor([0.5, 1.0, 2.0]), "written"
+    with pytest.raises(
+        foregrad.errors.UnsupportedError, match=r"detached memory.*z = y.detach\(\).* under torch.no_grad"
+    ):
+        foregrad.aot_export_module(Stopping(), args, trace_joint=False, pre_dispatch=True)
+    with torch.no_grad():
+        graph, _ = foregrad.aot_export_module(Stopping(), args, trace_joint=False, pre_dispatch=True)
+    (found,) = graph(torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3), *args)
+    torch.testing.assert_close(found, Stopping()(*args)[0].detach(), rtol=0, atol=0)
+
+
 class Cast(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         with torch.autocast("cpu", torch.bfloat16):

@@ -144,10 +144,9 @@ def made(act: Any) -> nn.Module:
 
 
 def operators(graph: fx.GraphModule) -> list[list[str]]:
-    """The operators of the graph and of each graph inside, in order; without switches of grad mode."""
+    """The operators of the graph and of each graph inside, in order."""
     parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
-    listed = [[str(n.target) for n in part.graph.nodes if n.op == "call_function"] for part in parts]
-    return [[name for name in names if "set_grad_enabled" not in name] for names in listed]
+    return [[str(n.target) for n in part.graph.nodes if n.op == "call_function"] for part in parts]
 
 
 def exported(door: Any, act: Any, args: Any, **how: Any) -> Any:

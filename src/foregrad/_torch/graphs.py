@@ -26,6 +26,7 @@ from .symbols import Size, is_symbolic
 operands_of: Callable[[fx.Node], dict[fx.Node, None]] = operator.attrgetter("_input_nodes")
 """The nodes that a node reads: the keys. Not to be changed."""
 _NodeBase: Any = fx.Node.__base__
+set_grad_enabled: Callable[..., Any] = torch._C._set_grad_enabled  # the switch of grad mode that PyTorch's graphs hold
 
 
 def function_of(node: fx.Node) -> Callable[..., Any]:

@@ -4,14 +4,15 @@ PyTorch's dispatcher splits such composite operators before a capture sees them.
 autograd first, and that graph of operators is captured as any function, with its composite operators as entries of the
 tape. A composite operator whose result may share memory with an argument, or that writes, is taken apart.
 
-Known weakness: switches of grad mode are no nodes.
+Switches of grad mode and `detach` are operators of the graph too, so that a graph that is differentiated has the
+module's gradients. Known weakness: branches of `cond` hold no switches.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from .._torch.engine import TorchFunctionMode, current_dispatch_mode, without_modes, without_torch_functions
 from .._torch.fakes import FakeTensor, fake_mode_of
-from .._torch.graphs import is_higher_order
+from .._torch.graphs import is_higher_order, set_grad_enabled
 from .._torch.nested import leaves, tensors_in
 from .._torch.ops import OpOverload
 from .._torch.tensors import is_inside_transform, share_memory, storage_key
@@ -35,6 +36,7 @@ from ..identity import attributed
 from ..tracing.tape.opinfo import op_info
 
 aten = torch.ops.aten
+_IDENTITIES = {aten.dropout.default, aten.detach.default}  # each may give its argument; an operator gives a new tensor
 _WRITES = {aten.batch_norm.default, aten.instance_norm.default, aten._batch_norm_impl_index.default}  # statistics
 
 
@@ -54,7 +56,7 @@ class WholeOperators(TorchFunctionMode):
         with without_torch_functions(), without_modes(None, recorder):
             out = recorder.kernels(func, args, kwargs)
             given = list(tensors_in((args, kwargs)))
-            if func is aten.dropout.default:
+            if func in _IDENTITIES:
                 out = recorder.fakes_like(dataclasses.replace(TensorSpec.of(out), offset=0))
             if not any(share_memory(result, tensor) for result in tensors_in(out) for tensor in given):
                 is_random = op_info(func).is_random or "dropout" in func.name() or bool(kwargs.get("dropout_p"))
@@ -64,6 +66,8 @@ class WholeOperators(TorchFunctionMode):
 
 
 def _is_whole(op: OpOverload) -> bool:
+    if op is aten.detach.default:
+        return True
     info = op_info(op)
     aliases = any(value.alias_info is not None for value in (*op._schema.arguments, *op._schema.returns))
     return info.is_composite and not (aliases or info.hidden_writes or op in _WRITES)
@@ -88,9 +92,9 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
     how: Any = "real" if fakes is not None else "symbolic" if dynamic else "fake"
     traced = attributed(on_tensors, _orig_mod=mod)  # where the tracer looks for the module whose parts it names
     told: Any = {"record_module_stack": True, "record_stack_traces": True}
-    with fakes or contextlib.nullcontext(), torch.no_grad(), preserve_node_meta():
+    with fakes or contextlib.nullcontext(), preserve_node_meta():
         graph = make_fx(traced, tracing_mode=how, pre_dispatch=True, **told)(*known)
-    _check(graph)
+    _check(graph, _with_gradients(graph.graph, known))
     the_one("lines of Dynamo's graphs")(graph)
     own = list(held.values())
 
@@ -101,18 +105,34 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
     return above
 
 
-def _drop_identities(graph: fx.Graph) -> None:
-    """Put the argument in the place of a `dropout` that drops nothing, where its memory is written to.
+def _with_gradients(graph: fx.Graph, known: Sequence[torch.Tensor]) -> set[fx.Node]:
+    """The nodes that an input with gradients leads to, if grad mode is on."""
+    given = zip(graph.find_nodes(op="placeholder"), known, strict=True)
+    found = {node for node, tensor in given if tensor.requires_grad and torch.is_grad_enabled()}
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
-    Such a `dropout` gives its argument; the operator in a functional graph gives a new tensor.
+
+def _drop_identities(graph: fx.Graph, with_gradients: Collection[fx.Node]) -> None:
+    """Put the argument in the place of a `detach`, or a `dropout` that drops nothing, where its memory is written to.
+
+    Such an operator gives its argument's memory; the operator in a functional graph gives a new tensor.
     """
-    identities = [n for n in graph.nodes if n.target is aten.dropout.default and not n.args[2]]
+    identities = [n for n in graph.nodes if n.target in _IDENTITIES and not any(n.args[2:])]
     memory: dict[int, int] = {}  # by the memory of a result, in PyTorch's graph: that of the argument
     for node in identities:
         memory[_memory(node)] = memory.get(_memory(node.args[0]), _memory(node.args[0]))
     written = {memory.get(key, key) for node in graph.nodes for key in map(_memory, _written_arguments(node))}
     for node in identities:
         if memory[_memory(node)] in written:
+            if node.target is aten.detach.default and node.args[0] in with_gradients:
+                raise UnsupportedError(
+                    "a graph above autograd can't hold a write to detached memory that requires grad, at "
+                    f"{' '.join(node.meta.get('stack_trace', '').split())}: write to a copy, or export the graph under "
+                    "torch.no_grad()"
+                )
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
@@ -130,7 +150,13 @@ def _written_arguments(node: fx.Node) -> Iterator[fx.Node]:
         yield from (leaf for leaf in written if isinstance(leaf, fx.Node))
 
 
-def _check(graph: fx.GraphModule) -> None:
+def _switch(*mode: bool) -> None:
+    """Record a switch of grad mode, and leave grad mode as it is."""
+    recorder: Any = current_dispatch_mode()
+    recorder.entry(set_grad_enabled, mode, {}, is_random=False).has_effect = True
+
+
+def _check(graph: fx.GraphModule, with_gradients: Collection[fx.Node]) -> None:
     for part in graph.modules():
         if not isinstance(part, fx.GraphModule):
             continue
@@ -141,13 +167,17 @@ def _check(graph: fx.GraphModule) -> None:
                 raise UnsupportedError(
                     "a transform of torch.func is no operator above autograd: pass pre_dispatch=False"
                 )
-            if getattr(target, "__name__", "") == "_set_grad_enabled":
-                part.graph.erase_node(node)
+            if target is set_grad_enabled:
+                node.target = _switch
+                if part is not graph:
+                    part.graph.erase_node(node)
                 continue
+            if target is aten.detach_.default:
+                node.target = aten.detach.default
             is_operator = isinstance(target, OpOverload) or is_higher_order(target)
             name, home = getattr(target, "__name__", str(target)), getattr(target, "__module__", "")
             of_sizes = home == "_operator" or name.startswith("sym_")
             if node.op == "call_function" and not (is_operator or of_sizes):
                 raise UnsupportedError(f"`{name}` is no operator of a graph above autograd: pass pre_dispatch=False")
-        _drop_identities(part.graph)
+        _drop_identities(part.graph, with_gradients)
         part.recompile()
