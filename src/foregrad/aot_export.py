@@ -152,9 +152,7 @@ def aot_export_joint_simple(
     signature = joint.signature
     if signature.updates or signature.reshaped or signature.swapped:
         raise UnsupportedError("aot_export_joint_simple takes functions that write to none of their arguments")
-    if any(
-        getattr(info, "input", None) is not None or getattr(info, "steps", ()) for info in signature.structure.outputs
-    ):
+    if any(getattr(o, "input", None) is not None or getattr(o, "steps", ()) for o in signature.structure.outputs):
         raise UnsupportedError(
             "aot_export_joint_simple takes functions that return neither arguments nor views of arguments"
         )
@@ -292,9 +290,8 @@ class _JointWriter:
         if tangents:
             for number, node in enumerate(self.tangents, 1):
                 self._input(node, f"tangents_{number}")
-        wanted = list(self.old_outputs[: self.signature.num_forward_outputs])
-        if gradients:
-            wanted += [g for g, has in zip(self._gradients(), self.signature.gradients.returned, strict=True) if has]
+        grads = [(i, g) for i, g in enumerate(self._gradients()) if gradients and self.signature.gradients.returned[i]]
+        wanted = [*self.old_outputs[: self.signature.num_forward_outputs], *(g for _, g in grads)]
         needed = reachable([node for node in wanted if node is not None], self.joint)
         for node in self.joint.graph.nodes:
             if node.op in ("call_function", "get_attr") and (node in needed or node.target is set_grad_enabled):
@@ -302,11 +299,7 @@ class _JointWriter:
         self.updated = [self._of(self.old_outputs[update.output]) for update in self._updates()]
         self.results = [self._result(info) for info in self.signature.structure.outputs]
         self._checks()
-        self.grads = [
-            (i, self._of(g))
-            for i, g in enumerate(self._gradients())
-            if gradients and self.signature.gradients.returned[i]
-        ]
+        self.grads = [(i, self._of(g)) for i, g in grads]
         self.graph.output((*self.updated, *self.results, *(node for _, node in self.grads)))
         return fx.GraphModule(self.joint.module, self.graph)
 
@@ -314,8 +307,9 @@ class _JointWriter:
         """Operators without results, which check values or print, in their order at the end of the forward."""
         outputs = [self._of(node) for node in self.old_outputs[: self.signature.num_forward_outputs]]
         for check in self.signature.stops.checks:
+            args, kwargs = check.arguments(self.inputs, outputs)
             name = getattr(check.op, "overloadpacket", check.op).__name__
-            self.graph.create_node("call_function", check.op, *check.arguments(self.inputs, outputs), name=name)
+            self.graph.create_node("call_function", check.op, args, kwargs, name)
 
     def _gradients(self) -> list[Any]:
         first = self.signature.num_forward_outputs
@@ -334,9 +328,8 @@ class _JointWriter:
         if isinstance(node, fx.Node) and node not in self.made:  # the tangent of the loss
             assert self.seed is not None
             loss = self.made[self.old_outputs[self.seed]]
-            one = self.graph.create_node("call_function", aten.ones_like.default, (loss,), name="ones_like")
-            self.made[node] = one
-            one.meta = loss.meta.copy()
+            self.made[node] = self.graph.create_node("call_function", aten.ones_like.default, (loss,), name="ones_like")
+            self.made[node].meta = loss.meta.copy()
         return self.made[node] if isinstance(node, fx.Node) else node
 
     def _result(self, info: OutputInfo) -> Any:

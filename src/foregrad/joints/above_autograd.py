@@ -66,11 +66,9 @@ class WholeOperators(TorchFunctionMode):
 
 
 def _is_whole(op: OpOverload) -> bool:
-    if op is aten.detach.default:
-        return True
     info = op_info(op)
     aliases = any(value.alias_info is not None for value in (*op._schema.arguments, *op._schema.returns))
-    return info.is_composite and not (aliases or info.hidden_writes or op in _WRITES)
+    return op is aten.detach.default or (info.is_composite and not (aliases or info.hidden_writes or op in _WRITES))
 
 
 def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable[..., Any]:

@@ -96,18 +96,11 @@ def forward_call(jd: JointWithDescriptors, forward: Callable[..., Any]) -> Calla
         results = boxed(primals)
         return [results[i] for i in positions]
 
-    alone = dataclasses.replace(
-        signature,
-        gradients=dataclasses.replace(
-            signature.gradients,
-            differentiable=(),
-            tangent_specs=(),
-            rootless=(),
-            passed=(),
-            passed_aliases=(),
-            hooked_inside=(),
-        ),
+    old = signature.gradients
+    none = dataclasses.replace(
+        old, differentiable=(), tangent_specs=(), rootless=(), passed=(), passed_aliases=(), hooked_inside=()
     )
+    alone = dataclasses.replace(signature, gradients=none)
     inference = dataclasses.replace(joint, signature=alone)
     halves = Partitioned(inference, joint.module, joint.module)
     compiled = Compiled(halves, run, _no_backward, _no_backward, disable_autocast=jd.captured.autocast)

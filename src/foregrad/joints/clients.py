@@ -28,20 +28,16 @@ class ClientNames:
 
 class _State:
     def __init__(self, jd: JointWithDescriptors) -> None:
-        self._jd = jd
+        self._jd, self.fake_mode = jd, jd.fake_mode
         self.needs_autograd = not jd.captured.joint.signature.is_inference
         self.aot_config = SimpleNamespace(
             keep_inference_input_mutations=jd.captured.writes_inside,
             num_params_buffers=len(jd.params_spec) + len(jd.buffers_spec),
             is_export=False,
             dynamic_shapes=jd.fake_mode.shape_env is not None,
-            static_input_indices=_static_inputs(jd),
+            static_input_indices=[*range(len(jd.params_spec) + len(jd.buffers_spec))],
         )
         self.fw_metadata = ForwardMetadata(jd)
-
-    @property
-    def fake_mode(self) -> Any:
-        return self._jd.fake_mode
 
     @property
     def flat_args(self) -> list[Any]:
@@ -50,10 +46,6 @@ class _State:
     @flat_args.setter
     def flat_args(self, values: Sequence[Any]) -> None:
         _put(self._jd, values)
-
-    @property
-    def flat_args_descs(self) -> list[Any]:
-        return [primal.desc for primal in self._jd.captured.layout.primals]
 
 
 class _Capture:
@@ -80,17 +72,6 @@ class _Capture:
         primals, tangents = values if isinstance(values, tuple) else (values, ())
         _put(self._jd, [*primals, *tangents])
 
-    @property
-    def updated_flat_args_descs(self) -> Any:
-        descs = [node.meta["desc"] for node in inputs_of(self._jd.graph_module.graph)]
-        count = len(self._jd.captured.layout.primals)
-        return descs if self._jd.captured.joint.signature.is_inference else (descs[:count], descs[count:])
-
-
-def _static_inputs(jd: JointWithDescriptors) -> list[int]:
-    """The positions of parameters and buffers, which stay where they are from call to call."""
-    return list(range(len(jd.params_spec) + len(jd.buffers_spec)))
-
 
 def _put(jd: JointWithDescriptors, values: Sequence[Any]) -> None:
     for node, value in zip(inputs_of(jd.graph_module.graph), values, strict=False):
@@ -115,7 +96,8 @@ class ForwardMetadata(ForwardFacts):
             if name not in ("InputMutationAOTOutput", "IntermediateBaseAOTOutput")
         ]
         mutated = [number for number, info in enumerate(inputs) if info.mutates_data]
-        super().__init__(inputs, outputs, mutated, _static_inputs(jd), jd.tangents)
+        static = [*range(len(jd.params_spec) + len(jd.buffers_spec))]
+        super().__init__(inputs, outputs, mutated, static, jd.tangents)
         self.num_intermediate_bases = names.count("IntermediateBaseAOTOutput")
         if jd.captured.writes_inside:
             self.write_inside(mutated)

@@ -52,7 +52,8 @@ class _GraphWriter:
             for update in self.signature.updates:
                 target = copier.copies[self.joint.placeholders()[update.input]]
                 new = self._new(self.old_outputs[update.output])
-                copy = copier.graph.call_function(torch.ops.aten.copy_.default, (target, new))
+                operands, copy_ = (target, new), torch.ops.aten.copy_.default
+                copy = copier.graph.create_node("call_function", copy_, operands, name="copy_")
                 copy.meta = target.meta.copy()
                 copy.meta.pop("desc")
         output = copier.graph.output(outputs)

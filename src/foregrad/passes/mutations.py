@@ -53,9 +53,9 @@ def copied_inside(graph: fx.Graph, updates: Iterable[tuple[int, int]]) -> list[f
     copies = []
     with graph.inserting_before(output):
         for number, place in updates:
-            node = graph.call_function(aten.copy_.default, (placeholders[number], output.args[0][place]))
-            node.meta = placeholders[number].meta
-            copies.append(node)
+            operands = placeholders[number], output.args[0][place]
+            copies.append(graph.create_node("call_function", aten.copy_.default, operands, name="copy_"))
+            copies[-1].meta = placeholders[number].meta
     return copies
 
 
