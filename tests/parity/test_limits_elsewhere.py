@@ -139,6 +139,20 @@ def _(wrap):
     return [called(torch.ones(2)) for _ in range(2)]
 
 
+@silent("calls an operator of `torch.library` whose kernel")
+def _(wrap):
+    log = []
+
+    @torch.library.custom_op(f"limits::kernel_{id(log)}", mutates_args=())
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        log.append(1)
+        return x * 2
+
+    noted.register_fake(torch.empty_like)
+    called = wrap(lambda x: noted(x) + len(log))
+    return [called(torch.ones(2)) for _ in range(3)], log
+
+
 @silent("passes the result of a custom Function")
 def _(wrap):
     gradients = []
