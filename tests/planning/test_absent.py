@@ -252,6 +252,14 @@ def test_a_value_that_is_asked_for_is_said_by_its_line(make, name, device):
     assert found.total.flops >= 2 * 2 * 64 * 8 * 8
 
 
+@pytest.mark.parametrize("name", ["nets/picking.py", "nets/models/picking.py", "picking.py"])
+def test_a_line_of_a_package_is_said_as_reports_spell_it(name):
+    file, namespace = "/env/lib/python3/site-packages/nets/models/picking.py", {}
+    exec(compile("def function(x):\n    return x[x > 0].sum()", file, "exec"), namespace)
+    x = torch.empty(64, device="meta", requires_grad=True)
+    assert foregrad.plan(namespace["function"], x, device="cpu", sizes={f"{name}:2": 32}).total.moved > 0
+
+
 @pytest.mark.parametrize("name", ASKING)
 @ABSENT
 def test_sizes_are_said_to_the_other_doors(make, name):

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from .._torch.nested import leaves
 from ..errors import PlanError, UnsupportedDataDependentError
 from ..extend import Aspect, CallEffect, CallPlace, EffectWriter, Settled, aspect
+from ..house import file_label
 
 _LINE = re.compile(r"read at (?:the backward of )?(\S+:\d+)")
 _LOCAL = threading.local()
@@ -141,8 +142,9 @@ class SaidValues(TorchFunctionMode):
     def _said(self, *lines: str, more: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
         """The value said of a line; of a list the next, for each time that the line asks."""
         for line in lines:
+            file, _, number = line.rpartition(":")
             for name, value in [*self.sizes.items(), *more.items()]:
-                if line == name or line.endswith(f"/{name}"):
+                if name in (line, f"{file_label(file)}:{number}") or line.endswith(f"/{name}"):
                     self._asked[name] += 1
                     if name in self.sizes and (capture := getattr(_LOCAL, "capture", None)) is not None:
                         capture.lines.add(name)
