@@ -178,3 +178,25 @@ def test_an_empty_container_that_is_emptied_again_was_not_written():
         assert torch.equal(compiled(torch.ones(1, 2)), model(torch.ones(1, 2)))
     assert len(compiled.foregrad.specializations) == 1
     assert pending == []
+
+
+KEYS = {
+    "a float": lambda state, x: state.update({x.sum().item(): 1}),
+    "an integer": lambda state, x: state.__setitem__(int(x.sum()), 1),
+    "in a tuple": lambda state, x: state.__setitem__(("a", int(x.sum())), state.get(("a", int(x.sum())), 0) + 1),
+    "a choice": lambda state, x: state.__setitem__(x.sum().item() > 0, x.sum().item()),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_number_of_the_graph_as_a_key(name):
+    found = []
+    for wrap in (lambda f: f, lambda f: foregrad.compile(f, backend="eager", on_unsupported="eager")):
+        state = {}
+        call = wrap(lambda x, state=state: (KEYS[name](state, x), x * 2)[1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", foregrad.errors.ForegradWarning)  # as often as keys are new, in the end
+            for i in range(8):
+                call(torch.tensor([2.0, i % 4 - 2]))
+        found.append((state, [*map(type, state)]))
+    assert found[0] == found[1]

@@ -215,7 +215,7 @@ class Paths:
         for specialization in specializations:
             for decision in specialization.signature.stops.decisions:
                 values.setdefault(decision.where, set()).add(repr(decision.value))
-        where = max(values, key=lambda line: len(values[line]), default="an unknown line")
+        where = max(values, key=lambda line: len(values[line]), default="a line outside the function")
         if _says_values(specializations):
             return (
                 f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or "

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .._torch.symbols import TracedSymbol
+from .._torch.symbols import TracedSymbol, concrete, map_symbolic
 from ..graph.call_effects import ObjectWriter, OldObject
 from ..graph.source import literal
 from ..house import is_house_code
@@ -223,6 +223,7 @@ class RemoveFromSet(PythonWrite):
 
 
 def _spelled(writer: ObjectWriter, key: Any) -> str:
+    key = map_symbolic(key, concrete)  # the capture has decided on it: a key has a hash
     return literal(key) or writer.bind("key", key)
 
 

@@ -404,13 +404,13 @@ class MadeValues:
         found = (None, []) if is_function else look_into(value)
         if self.newborns.has(value) is None or found is None or any(is_stand_in(v) for v in found[1]):
             raise UnsupportedSideEffectError(
-                f"`{self.name}` gives or leaves a {type(value).__qualname__}, and there is no telling whether it makes "
+                f"`{self.name}` gives or leaves a {value.__class__.__qualname__}, and there is no telling whether it makes "
                 "it. Make it outside, or don't collect garbage inside."
             )
         return Kept(value)
 
     def _refuse(self, value: Any, path: str, what: str) -> NoReturn:
-        kind = "tensor" if is_stand_in(value) else type(value).__qualname__
+        kind = "tensor" if is_stand_in(value) else value.__class__.__qualname__
         raise UnsupportedSideEffectError(
             f"`{self.name}` leaves a {kind} {what} in {path}; a compiled call can't make a new one. "
             + remedy_at(

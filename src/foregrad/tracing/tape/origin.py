@@ -155,7 +155,7 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)')
 def user_line(origin: Origin | None) -> str:
     """`file:line in function` of the innermost user frame, for error messages."""
     if origin is None or not origin.frames:
-        return "<unknown line>"
+        return "a line outside the function"
     code, line = origin.frames[0]
     source = linecache.getline(code.co_filename, line).strip()
     return f"{code.co_filename}:{line} in {code.co_name}" + (f": {source}" if source else "")
