@@ -1,9 +1,12 @@
 """`sum`, `min`, `max` and `fsum` of numbers that a graph computes: one graph; `sum` rounds as Python's does."""
 
+import collections
 import math
 import random
+import statistics
 import types
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,3 +81,34 @@ def test_a_sum_rounds_as_pythons(function):
     (expected, _), (found, call) = results(is_compiled=False), results(is_compiled=True)
     assert found == expected
     assert len(foregrad.explain_recompiles(call)) <= 2
+
+
+OF_LISTS = {
+    "np.mean": lambda kept, x: np.mean([value.item() for value in x]),
+    "np.mean of a window": lambda kept, x: kept.append(x.sum().item()) or np.mean(kept),
+    "np.std of a list of lists' row": lambda kept, x: np.std(x.tolist()),
+    "np.max beside a number": lambda kept, x: np.max((x[0].item(), 0.5)),
+    "statistics.mean": lambda kept, x: statistics.mean(value.item() for value in [*x]),
+    "statistics.mean of a window": lambda kept, x: kept.append(x.sum().item()) or statistics.mean([*kept]),
+    "statistics.stdev": lambda kept, x: statistics.stdev([value.item() for value in x] + [1]),
+    "a scaled loss": lambda kept, x: x * np.mean([value.item() for value in x]) + np.mean([1.0, 2.0]),
+    "kept": lambda kept, x: kept.append(np.mean([value.item() for value in x])) or x,
+}
+
+
+@pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
+@pytest.mark.parametrize("name", OF_LISTS)
+def test_functions_of_lists_are_one_operation(name):
+    def run(wrap):
+        kept = collections.deque(maxlen=3)
+        call = wrap(lambda x: OF_LISTS[name](kept, x))
+        torch.manual_seed(0)
+        found = [*(call(torch.randn(3)) for _ in range(16)), *kept]
+        return call, [(type(one), one.tolist() if hasattr(one, "tolist") else one) for one in found]
+
+    call, found = run(lambda f: foregrad.compile(f, backend="eager", on_unsupported="eager"))
+    assert found == run(lambda f: f)[1]
+    if name != "statistics.mean":  # of a generator: not looked into
+        report = foregrad.explain_recompiles(call)
+        assert len(report) <= 2
+        assert report.eager_calls <= 2

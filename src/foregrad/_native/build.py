@@ -27,17 +27,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 _UNITS = (
-    "held.cpp",
-    "node.cpp",
-    "node_type.cpp",
-    "function.cpp",
-    "checks.cpp",
-    "memory.cpp",
-    "observer.cpp",
-    "diverted.cpp",
-    "attributes.cpp",
-    "module.cpp",
-)
+    "held.cpp", "node.cpp", "node_type.cpp", "function.cpp", "checks.cpp", "memory.cpp", "observer.cpp",
+    "diverted.cpp", "attributes.cpp", "module.cpp",
+)  # fmt: skip
 _HEADERS = ("program.h",)
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 _QUIET = ("-Wno-missing-field-initializers",)  # Python's tables leave most of their fields at zero

@@ -6,16 +6,6 @@ from .function_classes import refusal
 from .spec import bare_spec, rebuilt, with_sizes_of
 
 __all__ = [
-    "Samples",
-    "bare_spec",
-    "converted",
-    "only_overrides",
-    "plain_alias",
-    "rebuilt",
-    "refusal",
-    "taken_apart",
-    "unexpected",
-    "unwrapping",
-    "with_sizes_of",
-    "wrap",
-]
+    "Samples", "bare_spec", "converted", "only_overrides", "plain_alias", "rebuilt", "refusal", "taken_apart",
+    "unexpected", "unwrapping", "with_sizes_of", "wrap",
+]  # fmt: skip

@@ -22,28 +22,8 @@ from .stateful import only_written_by, render_stateful, state_that_varies
 from .writes import attribute_set_error
 
 __all__ = [
-    "Draws",
-    "Expected",
-    "Lifted",
-    "Observed",
-    "ProgramState",
-    "PythonState",
-    "ReadGuards",
-    "Reads",
-    "ReboundNames",
-    "RunArguments",
-    "SeenCode",
-    "attribute_set_error",
-    "called_by_autograd",
-    "capturing",
-    "drawing",
-    "is_of_library",
-    "lifted_paths",
-    "not_drawing",
-    "note_settings",
-    "object_lines",
-    "only_written_by",
-    "refuse_change",
-    "render_stateful",
-    "state_that_varies",
-]
+    "Draws", "Expected", "Lifted", "Observed", "ProgramState", "PythonState", "ReadGuards", "Reads", "ReboundNames",
+    "RunArguments", "SeenCode", "attribute_set_error", "called_by_autograd", "capturing", "drawing", "is_of_library",
+    "lifted_paths", "not_drawing", "note_settings", "object_lines", "only_written_by", "refuse_change",
+    "render_stateful", "state_that_varies",
+]  # fmt: skip

@@ -6,6 +6,7 @@ names one. Names of the user's own (`from time import time`) are replaced there 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -22,6 +23,7 @@ import torch
 from ..errors import UnsupportedSideEffectError
 from ..identity import class_property
 from ..locks import Bind, ProcessPatch, Replacements, bound
+from ..tracing.values.numbers import TRACED, numbers_of
 from ._torch.asked import tell_type
 from .drawn_arrays import from_numpy
 from .draws import Draws
@@ -190,8 +192,41 @@ def _wrap_names(module: Any, bind: Bind) -> None:
             bind(module, name, wrapper_of(getattr(module, name), f"{module.__name__}.{name}"))
 
 
+_OF_LISTS = {
+    "numpy": "mean average median std var sum prod max min amax amin",
+    "statistics": "mean median stdev pstdev variance pvariance",
+}
+
+
+def _wrap_of_lists(bind: Bind) -> None:
+    for module in filter(None, map(sys.modules.get, _OF_LISTS)):
+        for name in _OF_LISTS[module.__name__].split():
+            bind(module, name, _of_list(getattr(module, name)))
+
+
+@functools.cache
+def _of_list(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a list of numbers. Where the graph computes some, it is one operation on numbers."""
+
+    def of_items(*items: Any) -> Any:
+        return original([*items])
+
+    @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
+    def function(*args: Any, **kwargs: Any) -> Any:
+        items = args[0] if len(args) == 1 and not kwargs and isinstance(args[0], _LISTS) else ()
+        number = next((item for item in items if type(item) in TRACED), None)
+        numbers = None if number is None else numbers_of(number)
+        if numbers is None or not all(isinstance(item, (int, float)) for item in items):
+            return original(*args, **kwargs)
+        return numbers.apply(of_items, *items)
+
+    return function
+
+
+_LISTS = (list, tuple, collections.deque)
 _RANDOM = _Group((*random.__all__, "_randbelow"), _wrap_random)
 _GROUPS = [_RANDOM, _Group((*_OF_NUMPY, "shuffle"), _wrap_numpy)]
+_GROUPS += [_Group(" ".join(_OF_LISTS.values()).split(), _wrap_of_lists)]
 _GROUPS += [_Group(NAMES_OF[of], functools.partial(_wrap_names, of)) for of in (time, os)]
 _FROM_ARRAYS = _Group((), lambda bind: bind(torch, "from_numpy", from_numpy))
 

@@ -26,17 +26,10 @@ from ..house import is_house_module
 
 OF_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 BAGS = (  # classes of libraries: their objects are nothing but attributes
-    types.SimpleNamespace,
-    argparse.Namespace,
-    optparse.Values,
-    collections.UserDict,
-    collections.UserList,
-    collections.UserString,
-    collections.ChainMap,
-    threading.local,
-    torch.utils.weak.WeakIdKeyDictionary,
+    types.SimpleNamespace, argparse.Namespace, optparse.Values, collections.UserDict, collections.UserList,
+    collections.UserString, collections.ChainMap, threading.local, torch.utils.weak.WeakIdKeyDictionary,
     BaseException,
-)
+)  # fmt: skip
 _LIBRARIES = (
     "torch numpy torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
     "huggingface_hub httpx httpx2 httpcore httpcore2 requests urllib3 idna certifi anyio yaml tqdm filelock packaging "

@@ -404,8 +404,8 @@ class MadeValues:
         found = (None, []) if is_function else look_into(value)
         if self.newborns.has(value) is None or found is None or any(is_stand_in(v) for v in found[1]):
             raise UnsupportedSideEffectError(
-                f"`{self.name}` gives or leaves a {value.__class__.__qualname__}, and there is no telling whether it makes "
-                "it. Make it outside, or don't collect garbage inside."
+                f"`{self.name}` gives or leaves a {value.__class__.__qualname__}, and there is no telling whether it "
+                "makes it. Make it outside, or don't collect garbage inside."
             )
         return Kept(value)
 
