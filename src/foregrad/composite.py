@@ -104,11 +104,7 @@ def value_and_grad(
 
 
 def hessian_vector_product(
-    fn: Callable[..., Any],
-    argnums: int | Sequence[int] | None = 0,
-    *,
-    create_graph: bool = False,
-    **settings: object,
+    fn: Callable[..., Any], argnums: int | Sequence[int] | None = 0, *, create_graph: bool = False, **settings: object
 ) -> Callable[..., Any]:
     """A function of `(*args, vector)` that returns the product of the Hessian of `fn` at `args` with the vector.
 

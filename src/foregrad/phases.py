@@ -224,7 +224,5 @@ def _told(run: _Compilation, what: str, verb: str) -> Iterator[None]:
             end = "\r\x1b[K" if is_terminal else ""
             took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run.took.items())
             print(
-                f"{end}foregrad: `{what}` took {time.perf_counter() - run.begin:.0f} s ({took})",
-                file=out,
-                flush=True,
+                f"{end}foregrad: `{what}` took {time.perf_counter() - run.begin:.0f} s ({took})", file=out, flush=True
             )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._higher_order_ops import effects
 from torch.utils._pytree import tree_leaves
 
 import foregrad
@@ -304,3 +305,60 @@ def test_with_inductor():
     torch.testing.assert_close(compiled(x), function(x))
     with pytest.raises(torch.linalg.LinAlgError, match=CHOLESKY):
         compiled(bad.clone().requires_grad_())
+
+
+_ORDER = []
+
+
+@torch.library.custom_op("foregrad_order::told", mutates_args=())
+def _told(x: torch.Tensor, text: str) -> None:
+    _ORDER.append(text)
+
+
+@torch.library.custom_op("foregrad_order::counted", mutates_args=())
+def _counted(x: torch.Tensor, text: str) -> torch.Tensor:
+    _ORDER.append(text)
+    return x.clone()
+
+
+_told.register_fake(lambda x, text: None)
+_counted.register_fake(lambda x, text: torch.empty_like(x))
+for _op in (torch.ops.foregrad_order.told.default, torch.ops.foregrad_order.counted.default):
+    effects._register_effectful_op(_op, effects._EffectType.ORDERED)
+
+
+def dead_between(x):
+    _told(x, "first")
+    _counted(x, "second")
+    _told(x, "third")
+    return x * 2
+
+
+def needed_first(x):
+    y = _counted(x, "first")
+    _told(y, "second")
+    _counted(x, "third")
+    return y * 2
+
+
+def needed_after(x):
+    _told(x, "first")
+    y = _counted(x, "second")
+    return y * 2
+
+
+@pytest.mark.parametrize("f", [dead_between, needed_first])
+def test_effects_of_operators_come_in_eagers_order(f):
+    _ORDER.clear()
+    f(torch.ones(2))
+    expected = [*_ORDER]
+    compiled = directly(f)
+    compiled(torch.ones(2))
+    _ORDER.clear()
+    compiled(torch.ones(2))
+    assert expected == _ORDER
+
+
+def test_an_effect_in_the_graph_after_one_without_a_result_is_refused_by_name():
+    with pytest.raises(foregrad.errors.UnsupportedSideEffectError, match=r"counted.* comes after an effect without"):
+        directly(needed_after)(torch.ones(2))

@@ -38,6 +38,11 @@ def has_effects(op: object) -> bool:
     """Whether an operator is registered as one with effects, so that it runs also where nobody needs its result."""
     if op in torch.fx.node._side_effectful_functions:  # a profile's range is of the run that begins it
         return getattr(op, "namespace", "") not in ("aten", "profiler")
+    return has_ordered_effect(op)
+
+
+def has_ordered_effect(op: object) -> bool:
+    """Whether PyTorch keeps the calls of an operator in their order."""
     effects = sys.modules.get("torch._higher_order_ops.effects")  # if that is not loaded, none is
     return effects is not None and bool(effects.has_effects(op))
 

@@ -41,7 +41,7 @@ from .effects.attribute_guards import Facts
 from .effects.input_effects import check_sizes, views_of_written
 from .effects.outputs import analyze
 from .heap.records import InputRecord
-from .kernels.checks import dead_checks
+from .kernels.checks import in_order
 from .parts import Options, run_function
 from .tape.again import AdditionsFound, ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
 from .tape.collection import paused_collection
@@ -249,8 +249,9 @@ class CaptureRun(Assembly):
         self.separate_outputs(analysis)
         recorder.decisions.numbers.decide_fixed()
         decisions = analysis.decisions(recorder.decisions.made)
-        dead = dead_checks(recorder.tape, [*analysis.entries, *described.gradients], len(recorder.decisions.made))
-        stops = StopInfo(decisions, analysis.checks([*recorder.checks.made, *dead], inputs.records))
+        outputs = [*analysis.entries, *described.gradients]
+        checks = in_order(recorder.checks.made, recorder.tape, outputs, len(recorder.decisions.made))
+        stops = StopInfo(decisions, analysis.checks(checks, inputs.records))
         records, joint = self.joint(analysis, described, stops, out_tree, out_leaves)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()

@@ -8,13 +8,14 @@ values without an operator, and skip the look for fakes; their checks are functi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..._torch.ops import OpOverload, has_effects
+from ..._torch.ops import OpOverload, has_effects, has_ordered_effect
 from ..._torch.symbols import map_symbolic
+from ...errors import UnsupportedSideEffectError
 from ...graph.effect_log import CheckInfo
 from ...graph.meta import TensorSpec
 from ..heap.recording import Recording
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Check:
-    """One check, with entries in the place of tensors; `after`: the number of earlier decisions."""
+    """One check, with entries in the place of tensors; `after`, `at`: how many decisions and entries are earlier."""
 
     op: Any
     args: tuple[Any, ...]
@@ -35,6 +36,7 @@ class Check:
     where: str
     after: int
     in_backward: bool
+    at: int
 
     def info(self, place: Callable[[Entry], object]) -> CheckInfo:
         """Its form in the signature; `place` gives the substitute for an entry."""
@@ -60,8 +62,8 @@ class Checks:
         if numbers.made:
             entry_args = map_symbolic(entry_args, numbers.entry_of)
             entry_kwargs = map_symbolic(entry_kwargs, numbers.entry_of)
-        after = len(rec.decisions.made)
-        self.made.append(Check(op, tuple(entry_args), entry_kwargs, rec.where(), after, rec.in_backward))
+        after, at = len(rec.decisions.made), len(rec.tape.entries)
+        self.made.append(Check(op, tuple(entry_args), entry_kwargs, rec.where(), after, rec.in_backward, at))
 
 
 def check_formula(op: Any, info: OpInfo | None) -> Callable[..., Any] | None:
@@ -134,11 +136,8 @@ VALUE_CHECKS: dict[object, Callable[..., None]] = {
 
 
 # -------------------------------------------------------------------- checks of operators without users
-# Operators whose results nobody needs, and which have effects by PyTorch's register or raise for some values: an index
-# out of bounds, a division by zero.
-#
-# Eager runs them. As the graph does not need them, each becomes a check of its operands.
-
+# Eager runs operators whose results nobody needs. Some have effects by PyTorch's register, or raise for some values (an
+# index out of bounds, a division by zero): each of them becomes a check of its operands.
 
 # Packets all of whose overloads look at the values of an index, a class or a probability.
 _LOOK_AT_VALUES = (
@@ -153,21 +152,30 @@ _RAISING = {getattr(aten, name) for name in _LOOK_AT_VALUES if hasattr(aten, nam
 _DIVIDING = {getattr(aten, name) for name in _DIVIDE}
 
 
-def dead_checks(tape: Tape, outputs: Sequence[object], after: int) -> Iterator[Check]:
-    """A check for each unneeded operator of the forward that may raise; `after`: the number of earlier decisions."""
-    raising = [entry for entry in tape.forward() if may_raise(entry.target, entry.spec)]
+def in_order(made: list[Check], tape: Tape, outputs: Sequence[object], after: int) -> list[Check]:
+    """The forward's checks in program order, with one for each unneeded operator that may raise; `after`: the number of
+    decisions. Raises for an effect in the graph that comes after a check's: checks run after the graph.
+    """
+    raising = [(at, e) for at, e in enumerate(tape.entries) if not e.is_backward and may_raise(e.target, e.spec)]
     live = set(tape.live(outputs)) if raising else set()
-    for entry in raising:
-        if entry not in live and all(isinstance(e.spec, TensorSpec) for e in entries_in([entry.args, entry.kwargs])):
-            yield Check(entry.target, entry.args, entry.kwargs, user_line(entry.origin), after, in_backward=False)
+    checks = [*made]
+    for at, e in raising:
+        if e not in live and all(isinstance(operand.spec, TensorSpec) for operand in entries_in([e.args, e.kwargs])):
+            checks.append(Check(e.target, e.args, e.kwargs, user_line(e.origin), after, in_backward=False, at=at))
+    checks.sort(key=lambda check: check.at)
+    first = next((check.at for check in checks if has_ordered_effect(check.op)), len(tape.entries))
+    for entry in (e for at, e in raising if at >= first and e in live and has_ordered_effect(e.target)):
+        raise UnsupportedSideEffectError(
+            f"the effect of `{entry.target}` at {user_line(entry.origin)} comes after an effect without a result, and "
+            "a graph has effects without results at its end. Call one of the two outside the function."
+        )
+    return checks
 
 
 def may_raise(op: object, spec: Any) -> bool:
     """Whether an operator with results of the spec raises for some values, or has effects."""
-    if not isinstance(op, OpOverload):
-        return False
-    if op.namespace != "aten":
-        return has_effects(op)
+    if not isinstance(op, OpOverload) or op.namespace != "aten":
+        return isinstance(op, OpOverload) and has_effects(op)
     if op.overloadpacket in _DIVIDING:
         return isinstance(spec, TensorSpec) and not (spec.dtype.is_floating_point or spec.dtype.is_complex)
     return op.overloadpacket in _RAISING

@@ -19,16 +19,7 @@ import torch
 
 from ..._torch.engine import heard_by_modes, plain_execution
 from ..._torch.native import divert
-from ..._torch.symbols import (
-    SymbolTable,
-    TracedInt,
-    TracedSymbol,
-    concrete,
-    fixed,
-    may_vary,
-    numbers_told,
-    symbol_made,
-)
+from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, concrete, fixed, may_vary, numbers_told, symbol_made
 from ...identity import class_property
 from ..heap.recording import Recording
 from ..tape.tape import Entry
