@@ -176,3 +176,37 @@ def test_paths_that_serve_one_call_each_are_half_the_limit():
             warnings.simplefilter("ignore")
             assert torch.equal(compiled(torch.ones(3), layers), expected)
     assert len(view(compiled).graphs) == foregrad.config.path_limit // 2
+
+
+def test_an_obstacle_in_one_call_makes_no_later_call_eager_for_ever():
+    state = types.SimpleNamespace(calls=0, layer=torch.nn.Linear(2, 2))
+
+    @foregrad.compile(backend="eager", on_unsupported="eager")
+    def step(x):
+        state.calls += 1
+        if state.calls == 5:
+            state.layer = torch.nn.Linear(2, 3)
+        return state.layer(x)
+
+    with pytest.warns(foregrad.errors.ForegradWarning, match="leaves a Linear"):
+        for _ in range(300):
+            x = torch.randn(2)
+            assert torch.equal(step(x), state.layer(x))
+    assert foregrad.explain_recompiles(step).eager_calls == 256
+
+
+def test_a_call_that_never_has_a_graph_is_captured_a_few_times(monkeypatch):
+    captures, original = [], Specializer.specialize
+    monkeypatch.setattr(
+        Specializer, "specialize", lambda *args, **kwargs: captures.append(1) or original(*args, **kwargs)
+    )
+    calls = []
+
+    @foregrad.compile(backend="eager", on_unsupported="eager")
+    def step(x):
+        calls.append(object())
+        return len(calls)
+
+    with pytest.warns(foregrad.errors.ForegradWarning):
+        assert [step(torch.ones(2)) for _ in range(1100)] == [*range(1, 1101)]
+    assert 3 <= len(captures) <= 12

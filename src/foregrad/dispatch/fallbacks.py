@@ -1,8 +1,9 @@
 """Calls without a graph: the capture's outcome decides whether they run eagerly, and the warning.
 
 A refusal is remembered by the kind of the call: the types of its arguments, their tensors' metadata, plain values that
-may steer the function, and the modes in force. A call of a refused kind is not captured again. After some kinds no
-other kind is tried either, so the time spent on failed captures is bounded.
+may steer the function, and the modes in force. A call of a refused kind is captured again after 256 calls, after 1024
+and so on: the obstacle may have been in a single call. After some kinds no kind is tried any more, so the time spent on
+failed captures is bounded.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _log = logging.getLogger("foregrad.eager")
 _FEW = 8  # items: the kind of a list up to this length is its items' kinds
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
 _CHOOSING = (bool, str, type(None))
+_TRIED_AGAIN = frozenset(4**power for power in range(4, 16))  # by the calls that were refused
 
 
 @dataclasses.dataclass
@@ -80,8 +82,12 @@ class Refusals:
         """The count of calls of the refused kind, the present call included; None if the kind was not refused."""
         entry = self.always
         if entry is None:
-            entry = self.by_kind.get(self.kind(args, kwargs))
+            kind = self.kind(args, kwargs)
+            entry = self.by_kind.get(kind)
             if entry is None or self._has_grown(entry):
+                return None
+            if entry.count in _TRIED_AGAIN:
+                del self.by_kind[kind]
                 return None
         entry.count += 1
         return entry
