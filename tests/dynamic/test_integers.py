@@ -153,3 +153,23 @@ def test_a_branch_that_needs_the_value_leaves_the_others_open():
         return x * len(str(n)) if n % 3 == 0 else x * n
 
     expect(f, (4, 6, 7, 8, 10, 11), 3)
+
+
+CONDITIONS = {
+    "is True": lambda x, flag: x * 2 if flag is True else x,
+    "its type": lambda x, flag: x * 2 if type(flag) is bool else x,
+    "a result": lambda x, flag: (x, flag),
+    "a key": lambda x, flag: x * {True: 2.0, False: 3.0}[flag],
+    "text": lambda x, flag: (x, f"{flag}"),
+    "a tensor": lambda x, flag: x + torch.tensor(flag),
+}
+
+
+@pytest.mark.parametrize("use", CONDITIONS)
+def test_a_condition_on_a_number_is_a_bool(use):
+    """Whoever keeps it may ask for the very object: `flag is True`."""
+    function = lambda x, n: CONDITIONS[use](x, n % 5 == 0)
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
+    for n in range(3, 23):
+        assert str(compiled(torch.ones(2), n)) == str(function(torch.ones(2), n))
+    assert len(foregrad.explain_recompiles(compiled)) <= 3

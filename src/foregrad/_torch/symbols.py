@@ -181,6 +181,8 @@ def _on_plain(name: str) -> Callable[..., object]:
                 return numbers.apply(op, *operands)
         others = tuple(o.plain() if type(o) is TracedInt else o for o in others)
         result = getattr(torch.SymInt, name)(self.plain(), *others)
+        if type(result) is torch.SymBool:  # no object could answer `is True` for a condition that is left open
+            return bool(result)
         return TracedInt(result.node) if type(result) is torch.SymInt else result
 
     return method
