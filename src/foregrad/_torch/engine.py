@@ -335,18 +335,11 @@ def kernel_switches() -> tuple[object, ...]:
     """Settings of the process that the layout of an operator's result may depend on, besides its arguments."""
     c = torch._C
     return (
-        torch.get_default_dtype(),
-        c._get_default_device(),
-        torch.is_inference_mode_enabled(),
-        c._get_mkldnn_enabled(),
-        c._get_nnpack_enabled(),
-        c._get_cudnn_enabled(),
-        c._get_cudnn_deterministic(),
-        c._get_cudnn_benchmark(),
-        c._get_deterministic_algorithms(),
-        c._get_deterministic_algorithms_warn_only(),
+        torch.get_default_dtype(), c._get_default_device(), torch.is_inference_mode_enabled(),
+        c._get_mkldnn_enabled(), c._get_nnpack_enabled(), c._get_cudnn_enabled(), c._get_cudnn_deterministic(),
+        c._get_cudnn_benchmark(), c._get_deterministic_algorithms(), c._get_deterministic_algorithms_warn_only(),
         c._get_deterministic_fill_uninitialized_memory(),
-    )
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------- gradients that are handed on

@@ -104,14 +104,9 @@ Formula = Callable[[Recording, Any, Any, Any], Any]
 
 # These need no vectors, and have none computed, where no gradient is asked for.
 VALUES_ONLY = {
-    torch.linalg.eigvalsh,
-    torch.linalg.svdvals,
-    torch.linalg.cond,
-    torch.linalg.norm,
-    torch.linalg.matrix_norm,
-    torch.linalg.matrix_rank,
-    torch.functional.norm,
-}
+    torch.linalg.eigvalsh, torch.linalg.svdvals, torch.linalg.cond, torch.linalg.norm, torch.linalg.matrix_norm,
+    torch.linalg.matrix_rank, torch.functional.norm,
+}  # fmt: skip
 
 _active = threading.local()
 
