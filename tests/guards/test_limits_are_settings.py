@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
@@ -25,6 +27,25 @@ def test_the_number_of_graphs_in_a_row_that_serve_one_call_each(limit):
         for i in range(3 * limit):
             assert torch.equal(compiled(x, i + 0.1), by_text(x, i + 0.1))
     assert len(foregrad.explain_recompiles(compiled)) == limit
+
+
+def test_items_that_differ_by_turns_are_one_place():
+    """A window of numbers that NumPy averages: now the first item differs from the graph's, now a later item."""
+    drawn = random.Random(0)
+    seen = drawn.choices([0.0, 1.0, 2.0], k=12)
+
+    def step(x):
+        seen.append(x.item())
+        return x * 2, np.mean(seen[-12:])
+
+    with foregrad.config.override(on_unsupported="eager"):
+        compiled = foregrad.compile(step, backend="eager")
+    with pytest.warns(ForegradWarning, match="compiled 8 times in a row"):
+        for _ in range(20):
+            _, mean = compiled(torch.tensor(drawn.choice([0.0, 1.0, 2.0])))
+            assert mean == np.mean(seen[-12:])
+    assert len(seen) == 32
+    assert len(foregrad.explain_recompiles(compiled)) == 8
 
 
 def steps(x):

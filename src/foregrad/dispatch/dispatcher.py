@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import math
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -414,7 +415,8 @@ class Dispatcher:
             reasons = self._why(args, kwargs)
         difference = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
         grows = difference is not None and difference.name.startswith("len(")  # the kind of a call tells lengths
-        place = None if difference is None else (difference.name, grows or self.refusals.kind(args, kwargs))
+        name = None if difference is None else _AN_INDEX.sub("[]", difference.name)  # any item may be the first to differ
+        place = None if difference is None else (name, grows or self.refusals.kind(args, kwargs))
         if difference is not None and self.graphs.in_a_row(place) >= self.config.single_use_limit - 1:
             return self.fallbacks.never_again(difference)
         self._tell(reasons)
@@ -541,4 +543,5 @@ def _called_in_form(
     return fallbacks.run(args, kwargs, refused)
 
 
+_AN_INDEX = re.compile(r"\[-?\d+\]")
 _PAST_THE_FILLS = "it fills a cache in every call. Fill it before the first call, or outside of the function."
