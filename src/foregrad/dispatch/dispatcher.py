@@ -415,7 +415,7 @@ class Dispatcher:
             reasons = self._why(args, kwargs)
         difference = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
         grows = difference is not None and difference.name.startswith("len(")  # the kind of a call tells lengths
-        name = None if difference is None else _AN_INDEX.sub("[]", difference.name)  # any item may be the first to differ
+        name = None if difference is None else _AN_INDEX.sub("[]", difference.name)  # items differ by turns
         place = None if difference is None else (name, grows or self.refusals.kind(args, kwargs))
         if difference is not None and self.graphs.in_a_row(place) >= self.config.single_use_limit - 1:
             return self.fallbacks.never_again(difference)
