@@ -558,6 +558,26 @@ def _(wrap):
     return torch.autograd.grad(y, x)[0]
 
 
+@silent("sets, between forward and backward, a plain class attribute")
+def _(wrap):
+    class Scaled(torch.autograd.Function):
+        scale = 1.0
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * Scaled.scale
+
+    x = ONES(2)
+    y = wrap(lambda x: Scaled.apply(x).sum())(x)
+    type.__setattr__(Scaled, "scale", 2.0)
+    y.backward()
+    return x.grad
+
+
 @silent("calls a function with `functools.lru_cache`")
 def _(wrap):
     doubled = functools.lru_cache(lambda n: n * 2)

@@ -196,3 +196,39 @@ def test_a_table_that_a_backward_reads_is_a_constant_if_it_is_of_an_installed_pa
             function(x).backward()
             assert x.grad.tolist() == [rate] * 3
     assert bool(len(foregrad.explain_recompiles(function))) == is_installed
+
+
+class Surrogate(torch.autograd.Function):
+    slope = 10.0
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x > 0).float()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g / (Surrogate.slope * ctx.saved_tensors[0].abs() + 1) ** 2
+
+
+class Spiking(nn.Module):
+    """A neuron with its potential as an attribute, which it writes before it spikes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.potential = nn.Linear(4, 4), None
+
+    def forward(self, x):
+        self.potential = self.layer(x)
+        return Surrogate.apply(self.potential)
+
+
+def test_a_number_of_the_class_is_part_of_the_graph_until_it_is_set(monkeypatch):
+    model = Spiking()
+    compiled = foregrad.compile(model, backend="eager", on_unsupported="raise")
+    for slope in (10.0, 10.0, 3.0, 10.0):
+        monkeypatch.setattr(Surrogate, "slope", slope)
+        x = torch.randn(3, 4)
+        expected, found = (torch.autograd.grad(call(x).sum(), model.layer.weight) for call in (model, compiled))
+        assert torch.equal(*expected, *found)
+    assert 1 <= len(foregrad.explain_recompiles(compiled)) <= 3

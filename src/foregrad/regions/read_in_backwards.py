@@ -2,15 +2,17 @@
 
 The names in its code are followed, one helper function after the other. Objects, containers and closure cells that are
 older than the call may change before the backward; so may numbers that are globals of a script, or that some function
-assigns. A number that is a global of a module, and that no function there assigns, is taken for a constant, and so are
-a table of an installed package and a number in a variable of an enclosing function that the code itself does not
-assign: somebody may still set these between a forward and its backward.
+assigns. A number that is a global of a module, and that no function there assigns, is taken for a constant. So are a
+plain attribute of a class that no function of the class's module sets, a table of an installed package, and a number in
+a variable of an enclosing function that the code itself does not assign: somebody may still set these between a forward
+and its backward.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -120,7 +122,7 @@ def _may_differ(found: Any, named: frozenset[str], knows: Callable[[Any], bool],
         return False
     if isinstance(found, type):
         bases = [base for base in found.__mro__ if not is_of_library(base)]
-        if not named.isdisjoint(name for base in bases for name in values_of(base)):
+        if any(_may_be_set(base, name) for base in bases for name in named & values_of(base)):
             return True
         items = (vars(base)[name] for base in bases for name in named & vars(base).keys())
         methods = (getattr(item, "__func__", item) for item in items)
@@ -157,8 +159,16 @@ def _is_stored(name: str, code: types.CodeType) -> bool:
 
 def _is_assigned(name: str, namespace: dict[str, Any]) -> bool:
     """Whether a global may be assigned while the program runs: by a script, or by a function of its module."""
-    if namespace.get("__name__") == "__main__":
-        return True
+    return namespace.get("__name__") == "__main__" or _is_set_by_code(name, namespace, "STORE_GLOBAL")
+
+
+def _may_be_set(cls: type, name: str) -> bool:
+    """Whether a class's attribute is no plain value, or code of the class's module sets an attribute of this name."""
+    namespace = vars(sys.modules.get(cls.__module__, sys))
+    return not is_plain(cls.__dict__[name]) or _is_set_by_code(name, namespace | vars(cls), "STORE_ATTR")
+
+
+def _is_set_by_code(name: str, namespace: dict[str, Any], instruction: str) -> bool:
     held: list[Any] = []
     for value in namespace.values():
         held += vars(value).values() if isinstance(value, type) else [value]
@@ -166,6 +176,6 @@ def _is_assigned(name: str, namespace: dict[str, Any]) -> bool:
     while codes:
         code = codes.pop()
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        if name in code.co_names and ("STORE_GLOBAL", name) in {(i.name, i.value) for i in instructions_of(code)}:
+        if name in code.co_names and (instruction, name) in {(i.name, i.value) for i in instructions_of(code)}:
             return True
     return False
