@@ -253,3 +253,57 @@ def test_a_count_that_the_call_raises_and_reads(use, dtype):
             warnings.simplefilter("ignore", foregrad.errors.ForegradWarning)  # of those that go eager in the end
             found.append([call(torch.ones(4)) for _ in range(6)] + [count])
     assert is_same(*found)
+
+
+def test_what_a_comparison_of_a_counter_gives_may_be_kept():
+    """A flag of an early stop, and `create_graph` in every third step."""
+
+    def make():
+        state = {"steps": 0, "stop": False}
+
+        def step(x):
+            state["steps"] += 1
+            state["stop"] = state["steps"] >= 9
+            (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=state["steps"] % 3 == 0)
+            return torch.autograd.grad(g.sum(), x)[0] if g.requires_grad else g
+
+        return state, step
+
+    (state, step), (expected_state, expected) = make(), make()
+    compiled = foregrad.compile(step, backend="eager", on_unsupported="raise")
+    for i in range(20):
+        x = torch.tensor([1.0, 2.0 + i], requires_grad=True)
+        assert torch.equal(compiled(x), expected(x))
+        assert state == expected_state
+        assert type(state["stop"]) is bool
+    assert len(foregrad.explain_recompiles(compiled)) <= 6
+
+
+def test_a_number_that_is_set_to_its_own_value_by_arithmetic():
+    """A scheduler that is told fractions of epochs keeps the whole epoch: for many steps the number is the old one."""
+
+    def make():
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weight], 0.1)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=2)
+        state = {"epoch": 0, "batch": 0}
+
+        def step(x):
+            optimizer.zero_grad()
+            (weight * x).square().sum().backward()
+            optimizer.step()
+            scheduler.step(state["epoch"] + state["batch"] / 10)
+            state["batch"] += 1
+            if state["batch"] == 10:
+                state["batch"], state["epoch"] = 0, state["epoch"] + 1
+            return scheduler.last_epoch, scheduler.get_last_lr()
+
+        return weight, step
+
+    (weight, step), (expected_weight, expected) = make(), make()
+    compiled = foregrad.compile(step, backend="eager", on_unsupported="raise")
+    for i in range(25):
+        x = torch.tensor([1.0, 0.1 * i])
+        assert compiled(x) == expected(x)
+        assert torch.equal(weight, expected_weight)
+    assert len(foregrad.explain_recompiles(compiled)) <= 8

@@ -13,7 +13,7 @@ from ..frontend.answers import PlacesRead
 from ..frontend.arrays import is_array, overlaps, tensor_over
 from ..tracing.aspect import Aspect, Finished, aspect
 from ..tracing.heap.recording import Host, Recording
-from .lifted import StatePlace
+from .effects import StatePlace
 
 
 class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments

@@ -13,15 +13,17 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType
 from typing import Any
 
 import torch
 
 from .._torch.symbols import TracedSymbol, concrete, map_symbolic
+from ..frontend.source import ABSENT
 from ..graph.call_effects import ObjectWriter, OldObject
 from ..graph.source import literal
 from ..house import is_house_code
+from .objects import dict_of_class
 
 
 class Kept(OldObject):
@@ -54,6 +56,62 @@ class OfArgument(OldObject):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StatePlace:
+    """A place in the state. `kind` is "item" (of a dict, a list) or "attribute", a cell's contents too. `is_array`: of
+    NumPy. `dims`: the dimensions of a tensor with varying sizes.
+    """
+
+    kind: str
+    target: Any
+    key: Any
+    path: str
+    is_array: bool = dataclasses.field(default=False, compare=False)
+    dims: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
+
+    @classmethod
+    def of_site(cls, site: Any, key: Any, *, is_array: bool) -> StatePlace:
+        """The place of a `ReadSite`'s item."""
+        kind = "item" if site.kind in ("dict", "list") else "attribute"
+        return cls(kind, site.holder, key, site.path(key), is_array)
+
+    def on(self, target: Any) -> StatePlace:
+        """The place, by its class where the target is a class's table."""
+        return dataclasses.replace(self, kind="attribute", target=target) if isinstance(target, type) else self
+
+    def put(self, value: Any) -> None:
+        if self.kind == "item":
+            (list if isinstance(self.target, list) else dict).__setitem__(self.target, self.key, value)
+        else:
+            setter = type.__setattr__ if isinstance(self.target, type) else object.__setattr__
+            setter(self.target, self.key, value)
+
+    def get(self) -> Any:
+        """The value there, `ABSENT` where there is none."""
+        try:
+            if self.kind == "item":
+                is_list = isinstance(self.target, list)
+                return list.__getitem__(self.target, self.key) if is_list else dict.get(self.target, self.key, ABSENT)
+            return getattr(self.target, self.key)
+        except (LookupError, AttributeError, ValueError):
+            return ABSENT
+
+    def now(self, taken: Any) -> Any:
+        return self.get()
+
+    @property
+    def is_drawn(self) -> bool:
+        return False
+
+    @property
+    def identity(self) -> tuple[int, Any]:
+        """The place as `Reads` knows it."""
+        target = self.target
+        if isinstance(target, type):
+            target = dict_of_class(target)
+        return id(target), self.key
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class PythonWrite:
     """A write to `target`, the object itself or an `OfArgument`; `path` is the place for people. `counts`: a number
     replaces a number, or a container replaces one of equal structure.
@@ -66,6 +124,16 @@ class PythonWrite:
     @property
     def is_to_argument(self) -> bool:
         return isinstance(self.target, OfArgument)
+
+    @property
+    def place(self) -> StatePlace | None:
+        """The single place that the write sets."""
+        return None
+
+    @property
+    def now(self) -> object:
+        """The value at the write's place, `ABSENT` where there is none."""
+        return ABSENT if self.place is None else self.place.get()
 
     @property
     def is_said(self) -> bool:
@@ -104,52 +172,35 @@ class PythonWrite:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SetItem(PythonWrite):
-    """An item of a dict, as it is stored: attributes of objects are items of their `__dict__`."""
+class SetPlace(PythonWrite):
+    """A place gets a value; `value` None: the place is emptied. `kind` is "item" (of a dict or list as it is stored:
+    attributes of objects are items of their `__dict__`), or "attribute": of a class, in a slot, a cell's contents.
+    """
 
+    kind: str
     key: Any
-    value: int
+    value: int | None
+
+    @property
+    def place(self) -> StatePlace | None:
+        return None if self.is_to_argument else StatePlace(self.kind, self.target, self.key, self.path)
 
     def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        value = None if self.value is None else values[self.value]
+        if isinstance(self.target, CellType):
+            contents = f"{writer.bind('cell', self.target)}.cell_contents"
+            return f"del {contents}" if value is None else f"{contents} = {value}"
         table, key = self._table(writer), _spelled(writer, self.key)
+        if self.kind == "attribute":
+            of = type if isinstance(self.target, type) else object
+            if value is None:
+                return f"{writer.bind('delete_attribute', of.__delattr__)}({table}, {key})"
+            return f"{writer.bind('set_attribute', of.__setattr__)}({table}, {key}, {value})"
+        if value is None:
+            return f"{self._unbound(writer, 'pop')}({table}, {key}, None)"
         if self._class is dict:
-            return f"{table}[{key}] = {values[self.value]}"
-        return f"{self._unbound(writer, '__setitem__')}({table}, {key}, {values[self.value]})"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeleteItem(PythonWrite):
-    """An item of a dict is deleted."""
-
-    key: Any
-
-    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
-        return f"{self._unbound(writer, 'pop')}({self._table(writer)}, {_spelled(writer, self.key)}, None)"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SetAttribute(PythonWrite):
-    """An attribute of a class, or one in a slot."""
-
-    name: str
-    value: int
-
-    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
-        setter = type.__setattr__ if isinstance(self.target, type) else object.__setattr__
-        name = literal(self.name) or writer.bind("name", self.name)
-        return f"{writer.bind('set_attribute', setter)}({self._table(writer)}, {name}, {values[self.value]})"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeleteAttribute(PythonWrite):
-    """An attribute of a class, or one in a slot, is deleted."""
-
-    name: str
-
-    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
-        deleter = type.__delattr__ if isinstance(self.target, type) else object.__delattr__
-        name = literal(self.name) or writer.bind("name", self.name)
-        return f"{writer.bind('delete_attribute', deleter)}({self._table(writer)}, {name})"
+            return f"{table}[{key}] = {value}"
+        return f"{self._unbound(writer, '__setitem__')}({table}, {key}, {value})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -175,17 +226,6 @@ class CallMethod(PythonWrite):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SetCell(PythonWrite):
-    """A variable of an enclosing function is set; None: it is unbound."""
-
-    value: int | None
-
-    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
-        cell = writer.bind("cell", self.target)
-        return f"del {cell}.cell_contents" if self.value is None else f"{cell}.cell_contents = {values[self.value]}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class SetItems(PythonWrite):
     """The items of a list or deque from `start` on. Negative numbers among `items` are former items: -1 the first."""
 
@@ -203,23 +243,14 @@ class SetItems(PythonWrite):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AddToSet(PythonWrite):
-    """An element is added to a set."""
+class ChangeSet(PythonWrite):
+    """An element is added to a set, or taken out: `method` is "add" or "discard"."""
 
+    method: str
     value: int
 
     def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
-        return f"{self._unbound(writer, 'add')}({self._table(writer)}, {values[self.value]})"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RemoveFromSet(PythonWrite):
-    """An element of a set is removed."""
-
-    value: int
-
-    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
-        return f"{self._unbound(writer, 'discard')}({self._table(writer)}, {values[self.value]})"
+        return f"{self._unbound(writer, self.method)}({self._table(writer)}, {values[self.value]})"
 
 
 def _spelled(writer: ObjectWriter, key: Any) -> str:

@@ -30,10 +30,10 @@ from ..frontend.values import is_plain
 from ..house import is_house_module
 from ..identity import IdSet, class_property
 from ._torch.asked import tell_length, tell_type
-from .effects import NOTES, Text
+from .effects import NOTES, StatePlace, Text
 from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from .libraries import is_outside
-from .lifted import Answer, StatePlace, window_of
+from .lifted import Answer, window_of
 from .objects import is_plain_object
 from .own_writes import is_made
 from .program_state import ATOMS, ProgramState

@@ -15,80 +15,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from ..frontend.call import StatefulFunction, forms_of
-from ..frontend.source import ABSENT
 from ..interrupts import runs_user_code
 from ..locks import bound
-from .effects import SetAttribute, SetCell, SetItem
+from .effects import StatePlace
 from .holders import NUMPY_RANDOM, RANDOM
-from .objects import dict_of_class
 from .opaque import used_up
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StatePlace:
-    """A place in the state. `kind` is "item" (of a dict, a list) or "attribute", a cell's contents too. `is_array`: of
-    NumPy. `dims`: the dimensions of a tensor with varying sizes.
-    """
-
-    kind: str
-    target: Any
-    key: Any
-    path: str
-    is_array: bool = dataclasses.field(default=False, compare=False)
-    dims: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
-
-    @classmethod
-    def of_site(cls, site: Any, key: Any, *, is_array: bool) -> StatePlace:
-        """The place of a `ReadSite`'s item."""
-        kind = "item" if site.kind in ("dict", "list") else "attribute"
-        return cls(kind, site.holder, key, site.path(key), is_array)
-
-    def on(self, target: Any) -> StatePlace:
-        """The place, by its class where the target is a class's table."""
-        return dataclasses.replace(self, kind="attribute", target=target) if isinstance(target, type) else self
-
-    def put(self, value: Any) -> None:
-        if self.kind == "item":
-            (list if isinstance(self.target, list) else dict).__setitem__(self.target, self.key, value)
-        else:
-            setter = type.__setattr__ if isinstance(self.target, type) else object.__setattr__
-            setter(self.target, self.key, value)
-
-    def get(self) -> Any:
-        """The value there, `ABSENT` where there is none."""
-        try:
-            if self.kind == "item":
-                is_list = isinstance(self.target, list)
-                return list.__getitem__(self.target, self.key) if is_list else dict.get(self.target, self.key, ABSENT)
-            return getattr(self.target, self.key)
-        except (LookupError, AttributeError, ValueError):
-            return ABSENT
-
-    def now(self, taken: Any) -> Any:
-        return self.get()
-
-    @property
-    def is_drawn(self) -> bool:
-        return False
-
-    @property
-    def identity(self) -> tuple[int, Any]:
-        """The place as `Reads` knows it."""
-        target = self.target
-        if isinstance(target, type):
-            target = dict_of_class(target)
-        return id(target), self.key
-
-
-def place_of(write: object) -> StatePlace | None:
-    """The place that a write writes to, where it is a single one."""
-    if isinstance(write, SetItem):
-        return StatePlace("item", write.target, write.key, write.path)
-    if isinstance(write, SetCell):
-        return StatePlace("attribute", write.target, "cell_contents", write.path)
-    if isinstance(write, SetAttribute):
-        return StatePlace("attribute", write.target, write.name, write.path)
-    return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

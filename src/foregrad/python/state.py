@@ -24,10 +24,10 @@ from ..tracing.tape.collection import Newborns
 from ..tracing.tape.tape import Learned
 from . import holders as kinds
 from .draw_patches import stand_in_for
-from .effects import RESULT, OfArgument, PythonWrite, SetAttribute
+from .effects import RESULT, OfArgument, PythonWrite, SetPlace, StatePlace
 from .holders import Holder, kind_of, left_in_cache
 from .journals import Identity, Journals, Notes, UntouchedIterator, grows, replaced
-from .lifted import StatePlace, containers_asked, lifted_places, stand_in_at, times_lifted
+from .lifted import containers_asked, lifted_places, stand_in_at, times_lifted
 from .observed import Observed
 from .opaque import is_generator_of_numpy, results_of
 from .own_writes import OwnWrites, forget_written, is_made, now_in
@@ -288,8 +288,8 @@ class PythonState:
             if holder.kind is kinds.CLASS:  # who reads its attributes by way of `type(self)` is not seen
                 place = self.reads.place(holder.place, "dict", holder.target.__name__, "attr")
                 for write in self.writes:
-                    if isinstance(write, SetAttribute) and write.target is holder.target:
-                        self.reads.add(place, write.name, holder.before.get(write.name, ABSENT))
+                    if isinstance(write, SetPlace) and write.target is holder.target:
+                        self.reads.add(place, write.key, holder.before.get(write.key, ABSENT))
 
     def _is_still(self, holder: Holder, expected: Any) -> bool:
         """Whether a holder has its former contents, or stand-ins: `self.total += 1` sets a buffer to itself."""

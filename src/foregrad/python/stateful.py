@@ -15,9 +15,9 @@ from ..graph.meta import TensorSpec
 from ..graph.source import Bind, Names, attribute, compile_source, item, literal
 from ..runtime.lines import LineWriter
 from ..tracing.tape.again import ArgumentsDiffer
-from .effects import CallMethod
+from .effects import CallMethod, StatePlace
 from .journals import KINDS
-from .lifted import Answer, Draw, Lifted, StatePlace, lifted_places, place_of, window_of
+from .lifted import Answer, Draw, Lifted, lifted_places, window_of
 from .program_state import ProgramState
 
 
@@ -32,7 +32,7 @@ def state_that_varies(
     places: dict[tuple[int, Any], StatePlace] = {}
     for specialization in specializations:
         for write in specialization.signature.effects.python_writes:
-            place = place_of(write) if write.counts else None
+            place = write.place if write.counts else None
             if place is not None:
                 places.setdefault(place.identity, place)
     set_outside = {place.identity: place for s in specializations for place in _values_that_differ(s)}

@@ -23,23 +23,9 @@ from ..frontend.values import is_plain
 from ..identity import ById, IdSet
 from ..tracing.tape.collection import Newborns
 from . import holders as kinds
-from .effects import (
-    AddToSet,
-    CallMethod,
-    DeleteAttribute,
-    DeleteItem,
-    Kept,
-    OfArgument,
-    PythonWrite,
-    RemoveFromSet,
-    SetAttribute,
-    SetCell,
-    SetItem,
-    SetItems,
-    Text,
-)
+from .effects import CallMethod, ChangeSet, Kept, OfArgument, PythonWrite, SetItems, SetPlace, StatePlace, Text
 from .holders import Holder, is_import
-from .lifted import StatePlace, stand_in_at
+from .lifted import stand_in_at
 from .objects import is_plain_object, look_into
 from .program_state import ProgramState
 
@@ -111,22 +97,18 @@ class PythonWrites:
         is_argument = self._is_of_call(holder, len(now))
         if len(now) != len(before) and holder.style == "item" and not is_argument:
             self._check_growth(holder, [now[key] for key in written])
-        is_dict = holder.kind in (kinds.DICT, kinds.NAMESPACE)
         for key in gone:
-            self.entries.append((DeleteItem if is_dict else DeleteAttribute)(holder.target, holder.path(key), key))
+            self._put(holder, key, ABSENT, before[key])
         for key in written:
             self.made.check_key(key, holder.name())
-            if now[key] is ABSENT:  # of a slot
-                self.entries.append(DeleteAttribute(holder.target, holder.path(key), key))
-            else:
-                kind = SetItem if is_dict else SetAttribute
-                self._put(kind, holder, key, now[key], before.get(key, ABSENT), is_argument=is_argument)
+            self._put(holder, key, now[key], before.get(key, ABSENT), is_argument=is_argument)
 
-    def _put(self, kind: Any, holder: Holder, key: Any, value: Any, was: Any, *, is_argument: bool) -> None:
-        path = holder.path(key)
-        at = self._value(value, path) if is_argument else self._add(value, path, was)
+    def _put(self, holder: Holder, key: Any, value: Any, was: Any, *, is_argument: bool = False) -> None:
+        path, kind, at = holder.path(key), "item" if holder.kind in _OF_ITEMS else "attribute", None
+        if value is not ABSENT:
+            at = self._value(value, path) if is_argument else self._add(value, path, was)
         counts = not is_argument and self._varies(was, value)
-        self.entries.append(kind(holder.target, path, key, at, counts=counts))
+        self.entries.append(SetPlace(holder.target, path, kind, key, at, counts=counts))
 
     def attributes(self, holder: Holder) -> None:
         now, before = holder.kind.read(holder.target), holder.before
@@ -151,9 +133,7 @@ class PythonWrites:
         now, stand_in = holder.kind.read(holder.target), self._stand_in(holder, "cell_contents")
         if now is (holder.before if stand_in is None else stand_in) or self._stands_for(now, holder.before):
             return
-        value = None if now is ABSENT else self._add(now, holder.name(), holder.before)
-        counts = self._varies(holder.before, now)
-        self.entries.append(SetCell(holder.target, holder.name(), value, counts=counts))
+        self._put(holder, "cell_contents", now, holder.before)
 
     def sequence(self, holder: Holder) -> None:
         now, before = list(holder.kind.read(holder.target)), holder.before
@@ -172,7 +152,7 @@ class PythonWrites:
         moves = any(now[i] in former for i in changed if not is_plain(now[i]))
         if holder.kind is kinds.LIST and len(now) == len(before) and not moves:
             for i in changed:
-                self._put(SetItem, holder, i, now[i], before[i], is_argument=is_argument)
+                self._put(holder, i, now[i], before[i], is_argument=is_argument)
             return
         start = 0 if holder.kind is kinds.DEQUE else start
         items = []
@@ -192,10 +172,10 @@ class PythonWrites:
         is_argument = self._is_of_call(holder, len(now))
         if not is_argument:
             self._check_growth(holder, added)
-        for kind, items in ((RemoveFromSet, removed), (AddToSet, added)):
+        for method, items in (("discard", removed), ("add", added)):
             for item in items:
                 at = self._value(item, holder.name()) if is_argument else self._add(item, holder.name(), ABSENT)
-                self.entries.append(kind(holder.target, holder.name(), at))
+                self.entries.append(ChangeSet(holder.target, holder.name(), method, at))
 
     def call_methods(self, calls: Iterable[tuple[Any, str, str, tuple[Any, ...]]]) -> None:
         """Methods that were called on containers that are only written to, see `Journals.calls`. They come before other
@@ -274,6 +254,7 @@ class PythonWrites:
         return len(self.values) - 1
 
 
+_OF_ITEMS = (kinds.DICT, kinds.NAMESPACE, kinds.LIST)
 _SHORT = 8  # items of a window that fills without a warning
 _FINDERS = {
     kinds.ATTRIBUTES: PythonWrites.attributes,
