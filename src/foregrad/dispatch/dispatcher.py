@@ -128,9 +128,8 @@ class Dispatcher:
         self.compilations: list[Recompile] = []
         self._levels, self._outer = outer is None, outer or Outer()
         self._turn = self._outer.turn  # held to make graphs, never while one or the function runs
-        self.refusals = Refusals(
-            function, self.name, self.config.on_unsupported, self._outer.once, config.refusal_limit
-        )
+        made, mode = self.graphs.specializations, self.config.on_unsupported
+        self.refusals = Refusals(function, self.name, mode, self._outer.once, config.refusal_limit, made)
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
         self._named = Form(_takes_all)
         self._by_sizes = Form(sizes_of)
@@ -400,7 +399,7 @@ class Dispatcher:
         reasons = () if is_full else self._why(args, kwargs)
         self.graphs.drop_dead()
         in_vain = self.graphs.vain == math.inf
-        is_over = in_vain or self.graphs.serve_few(self.config.path_limit)
+        is_over = in_vain or self.graphs.serve_few(self.config.path_limit, of_paths=True)
         if is_over or self._paths.at_limit(self.specializations):
             self._paths.past_limit(self.specializations)
             self.fallbacks.past.reached(self.refusals.count_only(self._paths.reason), for_good=in_vain)
@@ -408,7 +407,8 @@ class Dispatcher:
         if self.fallbacks.fills_too_often:
             self.fallbacks.past.reached(self.refusals.count_only(_PAST_THE_FILLS))
             return None
-        if len(self.specializations) >= self.config.recompile_limit:
+        limit = self.config.recompile_limit
+        if len(self.specializations) >= limit or self.graphs.serve_few(limit):
             self.fallbacks.past_the_limit(args, kwargs)
             return None
         if is_full:  # of objects that are gone

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,8 @@ _log = logging.getLogger("foregrad.eager")
 _FEW = 8  # items: the kind of a list up to this length is its items' kinds
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
 _CHOOSING = (bool, str, type(None))
-_TRIED_AGAIN = frozenset(4**power for power in range(4, 16))  # by the calls that were refused
+_TRIED_AGAIN = frozenset(4**power for power in range(2, 16))  # by the calls that were refused
+_SELDOM = 256  # of a function without a graph
 
 
 @dataclasses.dataclass
@@ -64,8 +65,9 @@ class Refusals:
         mode: str,
         once: OneWarning | None = None,
         limit: int = Config.refusal_limit,
+        graphs: Sequence[Specialization] = (),
     ) -> None:
-        self.function, self.name, self.mode, self.limit = function, name, mode, limit
+        self.function, self.name, self.mode, self.limit, self.graphs = function, name, mode, limit, graphs
         self.by_kind: dict[object, EagerCalls] = {}
         self.always: EagerCalls | None = None  # counts every call that fits no graph, once no kind is tried
         self.entries: list[EagerCalls] = []
@@ -86,7 +88,7 @@ class Refusals:
             entry = self.by_kind.get(kind)
             if entry is None or self._has_grown(entry):
                 return None
-            if entry.count in _TRIED_AGAIN:
+            if entry.count in _TRIED_AGAIN and (self.graphs or entry.count >= _SELDOM):
                 del self.by_kind[kind]
                 return None
         entry.count += 1
@@ -266,8 +268,8 @@ class Fallbacks:
         remedy = _REMEDY
         if made := self.graphs.specializations:
             difference = made[-1].difference(args, kwargs)
-            message = f"`{self.name}` was compiled {len(made)} times, the limit; this call fits no graph: "
-            message += f"{difference}. "
+            end = "the limit" if len(made) >= self.config.recompile_limit else "and most graphs served one call"
+            message = f"`{self.name}` was compiled {len(made)} times, {end}; this call fits no graph: {difference}. "
             if difference.name.endswith((".shape", ".stride()")):
                 remedy = SIZES_ARE_FIXED if difference.fixed else _REMEDY_OF_SIZES
         message += remedy

@@ -143,11 +143,11 @@ class Graphs:
             count += 1
         return count
 
-    def serve_few(self, limit: int) -> bool:
-        """Whether there are half as many paths as the `limit`, 8 or more, and most graphs served a single call."""
-        deciding = [s for s in self.specializations if s.decides]
-        is_few = 2 * sum(map(self.has_served_again, deciding)) < len(deciding)
-        return is_few and self._vain_limit < math.inf and 2 * len(_ways(deciding)) >= max(limit, 16)
+    def serve_few(self, limit: int, *, of_paths: bool = False) -> bool:
+        """Whether there are half as many graphs, or paths, as the `limit`, 8 or more, and most served a single call."""
+        graphs = [s for s in self.specializations if s.decides or not of_paths]
+        is_few = 2 * sum(map(self.has_served_again, graphs)) < len(graphs) and self._vain_limit < math.inf
+        return is_few and 2 * len(_ways(graphs) if of_paths else graphs) >= max(limit, 16)
 
     @property
     def decisions(self) -> list[DecisionInfo]:

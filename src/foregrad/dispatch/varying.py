@@ -270,7 +270,7 @@ def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall
         return
     plain = capture(dataclasses.replace(call, numbers=frozenset())).joint
     there = {(call.paths[i], repr(call.leaves[i])) for i in call.numbers}  # a plain number is not written over itself
-    there |= {(write.path, repr(write.now)) for write in joint.signature.effects.python_writes if write.counts}
+    there |= joint.signature.effects.numbers_there
     if _behaviour(joint, there) != _behaviour(plain, there):
         raise ConstantNumbers(call.numbers)
 

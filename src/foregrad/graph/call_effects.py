@@ -149,8 +149,8 @@ class ObjectWriter(Protocol):
 
 class ObjectWrite(Protocol):
     """A write to an object of the program, at the end of a call. `path` is the place for people. `counts`: a number
-    takes a number's place, as in a counter; `is_to_argument`: the object is an argument's; `now`: the value at the
-    single `place` that the write sets; `is_said`: it is text for the console.
+    takes a number's place, as in a counter; `is_to_argument`: the object is an argument's; `place`: the single place
+    that the write sets, or None; `is_said`: it is text for the console.
     """
 
     @property
@@ -163,8 +163,6 @@ class ObjectWrite(Protocol):
     def is_to_argument(self) -> bool: ...
     @property
     def place(self) -> Any: ...
-    @property
-    def now(self) -> object: ...
     @property
     def is_said(self) -> bool: ...
     @property

@@ -252,6 +252,11 @@ class EffectInfo:
     python_writes: tuple[ObjectWrite, ...] = ()
     counted_along: tuple[int, ...] = ()
 
+    @property
+    def numbers_there(self) -> set[tuple[str, str]]:
+        """The numbers, as text, that are at the places of writes outside of calls, each with its path."""
+        return {(write.path, repr(write.place.get())) for write in self.python_writes if write.counts and write.place}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StopInfo:

@@ -131,11 +131,6 @@ class PythonWrite:
         return None
 
     @property
-    def now(self) -> object:
-        """The value at the write's place, `ABSENT` where there is none."""
-        return ABSENT if self.place is None else self.place.get()
-
-    @property
     def is_said(self) -> bool:
         return self.target is CONSOLE
 

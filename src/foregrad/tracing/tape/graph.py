@@ -244,8 +244,8 @@ def fake_of(mode: FakeTensorMode, spec: Any) -> Any:
 
 def _name(target: object) -> str:
     packet = getattr(target, "overloadpacket", None)
-    raw = str(packet.__name__ if packet is not None else getattr(target, "__name__", "op"))
-    return (raw.strip("_") if raw.startswith("__") else raw.rstrip("_")) or "op"
+    raw = packet.__name__ if packet is not None else getattr(target, "__name__", "op")
+    return str(raw).strip("_") or "op"
 
 
 # -------------------------------------------------------------------- sizes
