@@ -122,3 +122,35 @@ def test_a_tensor_from_outside_is_read_as_an_argument_is(read):
         assert torch.equal(compiled(x), eager(x))
         assert torch.equal(ours.kept, eager.kept)
     assert len(foregrad.explain_recompiles(compiled)) == 2
+
+
+def _row(x):
+    return x[x.sum(1).argmax()] * 2
+
+
+def _column(x):
+    return x[..., x.sum(0).argmin()].exp()
+
+
+def _cell_written(x):
+    y = x * 1
+    y[x.sum(1).argmax(), 1] = x.mean()
+    y[x.sum(1).argmin()] = x[0]
+    return y
+
+
+def _from_the_end(x):
+    return x[x.sum(1).argmax() - 12, 1:]
+
+
+@pytest.mark.parametrize("function", [_row, _column, _cell_written, _from_the_end])
+def test_a_tensor_without_dimensions_is_an_index_as_its_number_is(function):
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
+    torch.manual_seed(0)
+    for _ in range(25):
+        x = torch.randn(12, 3, requires_grad=True)
+        found, expected = compiled(x), function(x)
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()
+        assert torch.equal(*torch.autograd.grad(found.sum(), x), *torch.autograd.grad(expected.sum(), x))
+    assert len(foregrad.explain_recompiles(compiled)) <= 4

@@ -309,7 +309,9 @@ def _item(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """
     index = args[1]
     items = index if type(index) is tuple else (index,)
-    if len(args) == 2 and TracedInt in map(type, items) and {*map(type, items)} <= {TracedInt, int, slice}:
+    if items and items[0] is ...:
+        items = *[slice(None)] * (args[0].dim() - len(items) + 1), *items[1:]
+    if TracedInt in map(type, items) and {*map(type, items)} <= {TracedInt, int, slice}:
         tensor, dim = args[0], 0
         for item in items:
             if type(item) is slice:
@@ -317,7 +319,7 @@ def _item(func: Any, args: Args, kwargs: Kwargs) -> Any:
                 dim += 1
             else:
                 tensor = tensor.select(dim, item)
-        return tensor
+        return tensor if len(args) == 2 else func(tensor, ..., args[2])
     if _is_array(index):
         index = index.tensor()
     elif type(index) is tuple and any(_is_array(part) for part in index):
@@ -354,8 +356,6 @@ MAKERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
     torch.asarray: _tensor,
-    torch.Tensor.__getitem__: _item,
-    torch.Tensor.__setitem__: _item,
     torch.Tensor.new_tensor: _new_tensor,
     torch.Tensor.new: _new,
 }
@@ -484,6 +484,16 @@ class ValueReaders(Aspect):
             self.asked.refuse("text", tensor)
         return format(self.recorder.decisions.numbers.ours(tensor.item()), spec)
 
+    def _indexed(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        """PyTorch takes an integer tensor without dimensions as its number."""
+        index = args[1]
+        index = tuple(map(self._number, index)) if type(index) is tuple else self._number(index)
+        return _item(func, (args[0], index, *args[2:]), kwargs)
+
+    def _number(self, index: Any) -> Any:
+        is_one = type(index) is torch.Tensor and index.dim() == 0 and index.dtype in _INTEGERS
+        return self.recorder.decisions.numbers.ours(index.item()) if is_one else index
+
     def _as_object(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return _OBJECTS[func](self.asked, *args, **kwargs)
 
@@ -515,6 +525,10 @@ class ValueReaders(Aspect):
         **dict.fromkeys(_READERS, _read),
         **dict.fromkeys(_OBJECTS, _as_object),
         _TENSOR.__format__: _formatted,
+        **dict.fromkeys((torch.Tensor.__getitem__, torch.Tensor.__setitem__), _indexed),
         torch.asarray: _as_array,
         torch.tensor: _made,
     }
+
+
+_INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8}
