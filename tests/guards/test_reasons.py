@@ -3,6 +3,7 @@
 # ruff: noqa: NPY002 - the programs draw as users do
 
 import collections
+import types
 import warnings
 
 import numpy as np
@@ -112,3 +113,31 @@ def test_state_of_an_optimizer_by_hand_needs_no_reason(make):
     eager = training(lambda step: step)
     ours = training(lambda step: foregrad.compile(step, backend="eager", on_unsupported="raise"))
     assert all(map(torch.equal, eager, ours))
+
+
+class Surrogate(torch.autograd.Function):
+    """Its backward reads an attribute of the class: the value at that time counts."""
+
+    scale = 10.0
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x > 0).float()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / (Surrogate.scale * ctx.saved_tensors[0].abs() + 1)
+
+
+def test_a_function_that_no_graph_holds_is_named_as_the_function():
+    seen = types.SimpleNamespace(x=None)
+
+    def function(x):
+        seen.x = x * 2
+        return Surrogate.apply(seen.x)
+
+    with pytest.raises(foregrad.errors.UnsupportedSideEffectError) as caught:
+        foregrad.capture(function, torch.ones(2, requires_grad=True))
+    assert "before the custom Function `Surrogate` called at" in str(caught.value)
+    assert "eager region" not in str(caught.value)

@@ -325,8 +325,9 @@ class PythonState:
             if written is not None or changed:
                 what = changed[0].name() if written is None else written[1]
                 raise UnsupportedSideEffectError(
-                    f"`{self.name}` changes {what or 'an object'} before {who}, and {who} may read it: a compiled "
-                    f"call writes to Python's state after the graph. Move the change behind {who}."
+                    f"`{self.name}` changes {what or 'an object'} before {who}, whose code runs outside the graph "
+                    f"and may read the change: a compiled call writes to Python's state after the graph. Move the "
+                    f"change behind `{region}`."
                 )
             yield
             self.take_over(region)

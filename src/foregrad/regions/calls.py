@@ -83,6 +83,12 @@ class Region(PythonCall):
     def acts(self) -> str:
         return "" if _is_shared(self.function) else self.name
 
+    @property
+    def said(self) -> str:
+        """The region and its line for people, who may have made none: a Function whose backward no graph holds is."""
+        kind = "custom Function" if isinstance(getattr(self.function, "owner", None), type) else "eager region"
+        return f"the {kind} `{self.name}` called at {self.where}"
+
     def run(
         self, inputs: Sequence[torch.Tensor], after: Sequence[torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
@@ -165,7 +171,7 @@ class RegionBackward(PythonCall):
     def _called(self) -> str:
         region = self.region()
         assert region is not None
-        return f"the eager region `{region.name}` called at {region.where}"
+        return region.said
 
     def gradients(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The gradients, None where eager has none."""

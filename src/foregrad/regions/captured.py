@@ -191,8 +191,7 @@ class EagerRegions(Aspect):
             journal.undo.append(watch.undo)
         as_it_is: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if not isinstance(region.function, PythonCall):  # a `PythonCall` looks at no state of Python's
-            who = f"the eager region `{region.name}` called at {region.where}"
-            as_it_is = self.host.state.as_it_is(region.name, who)
+            as_it_is = self.host.state.as_it_is(region.name, region.said)
         with (
             as_it_is,
             hooks_off(),
@@ -210,7 +209,7 @@ class EagerRegions(Aspect):
         moved = {storage_key(record.real) for record in self.records if is_moved(record)}
         if watch.uses_stand_in or not moved.isdisjoint(watch.used):
             raise UnsupportedSideEffectError(
-                f"the eager region `{region.name}` called at {region.where} uses a tensor that the compiled function "
+                f"{region.said} uses a tensor that the compiled function "
                 "computed or wrote to, but did not pass. Pass it as an argument."
             )
         self._written.update((key, (tensor, region)) for key, tensor in watch.written.items())
@@ -222,7 +221,7 @@ class EagerRegions(Aspect):
         for output, view in zip(results, region.views, strict=False):
             if view is None and storage_key(output) in known:
                 raise UnsupportedAliasError(
-                    f"the eager region `{region.name}` called at {region.where} returns a tensor in memory that it "
+                    f"{region.said} returns a tensor in memory that it "
                     "did not allocate, or two tensors that share memory. Return copies (`.clone()`)."
                 )
             known.add(storage_key(output))
@@ -233,7 +232,7 @@ class EagerRegions(Aspect):
             found = self._written.get(storage_key(record.real))
             if found is not None:
                 raise UnsupportedSideEffectError(
-                    f"the eager region `{found[1].name}` called at {found[1].where} writes to {record.slot}, and the "
+                    f"{found[1].said} writes to {record.slot}, and the "
                     "compiled function uses it too. Write to it in the region only, or in the function only."
                 )
 
@@ -298,10 +297,7 @@ class _RegionCall:
         if isinstance(custom := getattr(region.function, "owner", None), type):  # nobody has marked it
             differentiated_twice.add(custom)
             said = "Call the function again: from now on calls like this run eagerly."
-        raise UnsupportedOpError(
-            f"the eager region `{region.name}` called at {region.where} is differentiated twice, which is not "
-            f"supported. {said}"
-        )
+        raise UnsupportedOpError(f"{region.said} is differentiated twice, which is not supported. {said}")
 
 
 class _Linked(torch.autograd.Function):

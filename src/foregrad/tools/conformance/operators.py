@@ -29,15 +29,9 @@ COMMON = (
 )  # fmt: skip
 # The short suite tries these operators in further dtypes.
 _NARROW = (
-    "add",
-    "mul",
-    "div.no_rounding_mode",
-    "sum",
-    "matmul",
-    "nn.functional.gelu",
-    "softmax",
+    "add", "mul", "div.no_rounding_mode", "sum", "matmul", "nn.functional.gelu", "softmax",
     "nn.functional.layer_norm",
-)
+)  # fmt: skip
 _SHORT = {
     "bfloat16": _NARROW,
     "int64": ("add", "floor_divide", "sum", "cumsum", "bitwise_xor"),
