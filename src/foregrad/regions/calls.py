@@ -85,7 +85,7 @@ class Region(PythonCall):
 
     @property
     def said(self) -> str:
-        """The region and its line for people, who may have made none: a Function whose backward no graph holds is."""
+        """The region and its line for people: a custom Function without a graph is a region, too."""
         kind = "custom Function" if isinstance(getattr(self.function, "owner", None), type) else "eager region"
         return f"the {kind} `{self.name}` called at {self.where}"
 
