@@ -172,6 +172,10 @@ SAMPLES = {
     "arange": [call(5, **LAYOUT), call(5, **FULL_LAYOUT), call(5)],
     "arange.start": [call(2, 5, **LAYOUT), call(0.5, 5, **LAYOUT)],
     "arange.start_step": [call(2, 9, 3, **LAYOUT), call(0.5, 5, 0.5, **LAYOUT)],
+    "equal": [call(X, Y), call(X, X), call(M, M)],
+    "_fft_c2r": [call(C, [1], 2, 10), call(C, [0, 1], 0, 11)],
+    "_fft_r2c": [call(X, [1], 0, True), call(X, [0, 1], 1, False)],
+    "_fft_c2c": [call(C, [0], 0, True), call(C, [0, 1], 2, False)],
     "scalar_tensor": [call(2.5, **LAYOUT), call(2, **LAYOUT), call(-math.inf, **LAYOUT)],
     "gelu": [call(X), call(X, approximate="tanh")],
     "leaky_relu": [call(X), call(X, 0.2)],
@@ -183,7 +187,7 @@ SAMPLES = {
     "_adaptive_avg_pool2d": [call(B4, [2, 2]), call(B4, [3, 2])],
     "view": [call(X, [24]), call(X, [2, 12]), call(X, [-1, 3]), call(X, [1, 4, 6]), call(S, [1]), call(S, [])],
     "view.dtype": [call(X, torch.int32), call(C, f32)],
-    "expand": [call(V, [4, 6]), call(X[None], [3, -1, -1]), call(S, [2]), call(V, [4, 6], implicit=False)],
+    "expand": [call(V, [4, 6]), call(X[None], [3, -1, -1]), call(S, [2]), call(V, [4, 6], implicit=False), call(S, [])],
     "repeat": [call(X, [2, 1]), call(V, [3]), call(V, [2, 1, 1])],
     "unfold": [call(X, 1, 3, 2)],
     "copy_": [call(X, Y), call(X, D), call(X, V), call(X, Y, True)],
@@ -200,7 +204,7 @@ SAMPLES = {
     "mul_.Tensor": [call(X, Y), call(X, 2.5)],
     "div_.Tensor": [call(X, P), call(X, 2.5)],
     "new_zeros": [call(X, [2, 3]), call(X, [2], dtype=i64), call(X, [2], dtype=f32, layout=torch.strided, device=cpu, pin_memory=False)],
-    "new_ones": [call(X, [2, 3]), call(X, [2], dtype=i64)],
+    "new_ones": [call(X, [2, 3]), call(X, [2], dtype=i64), call(X, [], dtype=f32)],
     "new_full": [call(X, [2, 3], 1.5), call(X, [2], 2, dtype=f32)],
     "_to_copy": [call(X, dtype=f64), call(X, dtype=f32), call(TR, dtype=f64), call(X, dtype=f64, device=cpu), call(M, dtype=f32)],
     "sym_size.int": [call(X, 0), call(X, -1)],
@@ -217,8 +221,8 @@ SAMPLES = {
 
 # Samples that must take the generic door, because the binding might choose another overload or result.
 GENERIC = {
-    "var.correction": [2], "std.correction": [2], "var_mean.correction": [2], "full": [1, 3], "zeros": [2], "arange": [2],
-    "native_dropout": [2], "view": [5], "_to_copy": [3],
+    "var.correction": [2], "std.correction": [2], "var_mean.correction": [2], "full": [1, 3], "arange": [2],
+    "native_dropout": [2], "view": [5], "expand": [4], "_to_copy": [3],
 }  # fmt: skip
 # A binding fills these in where an operator is called without them.
 MEANT_BY_NONE = {"layout": torch.strided, "pin_memory": False}

@@ -215,6 +215,7 @@ _FUNCTIONS = """
     _native_batch_norm_legit_no_training _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
     convolution native_dropout bernoulli bernoulli.p constant_pad_nd select_scatter slice_scatter
     _scaled_dot_product_flash_attention_for_cpu zeros_like ones_like full_like empty_like
+    _fft_c2r _fft_r2c _fft_c2c equal
     _adaptive_avg_pool2d full zeros ones empty.memory_format arange arange.start arange.start_step scalar_tensor
 """
 _NN_FUNCTIONS = """

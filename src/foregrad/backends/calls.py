@@ -108,7 +108,7 @@ class CallWriter:
             parts.append(text)
         if plan.spread:
             sizes = args[-1]
-            if len(args) != 2 or not isinstance(sizes, (list, tuple)):
+            if len(args) != 2 or not isinstance(sizes, (list, tuple)) or not sizes:
                 return None
             # Separate numbers are parsed in half of a tuple's time.
             parts[-1:] = [self.render(size) for size in sizes]
@@ -141,7 +141,7 @@ class CallWriter:
         return None
 
     def _list_argument(self, argument: Argument, value: object) -> str | None:
-        if not isinstance(value, (list, tuple)) or not value:
+        if not isinstance(value, (list, tuple)) or not (value or argument.name == "size"):
             return None
         item_kind = "int" if argument.kind == "ints" else "tensor"
         if any(self.kind_of(item) != item_kind for item in value):

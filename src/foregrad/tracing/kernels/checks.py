@@ -119,19 +119,11 @@ def check_fractions(*args: object, **kwargs: object) -> None:
         raise RuntimeError("quantile() q values must be in the range [0, 1]")
 
 
-def check_windows(*args: Any, **kwargs: Any) -> None:
-    """The check of `istft` on its window: shown by a spectrogram of zeros without a batch."""
-    given, *rest = args or (kwargs.pop("input"),)
-    torch.istft(given.new_zeros(given.shape[-2:]), *rest, **kwargs)
-
-
 # Functions that look at values by themselves, without an operator that a capture would see -> the look.
 VALUE_CHECKS: dict[object, Callable[..., None]] = {
     torch.nn.functional.one_hot: check_classes,
     **dict.fromkeys((torch.quantile, torch.Tensor.quantile), check_fractions),
     **dict.fromkeys((torch.nanquantile, torch.Tensor.nanquantile), check_fractions),
-    torch.istft: check_windows,
-    torch.Tensor.istft: check_windows,
 }
 
 
