@@ -87,6 +87,10 @@ OF_LISTS = {
     "np.mean": lambda kept, x: np.mean([value.item() for value in x]),
     "np.mean of a window": lambda kept, x: kept.append(x.sum().item()) or np.mean(kept),
     "np.std of a list of lists' row": lambda kept, x: np.std(x.tolist()),
+    "np.std by an option": lambda kept, x: float(np.std([value.item() for value in x], ddof=1)),
+    "np.percentile": lambda kept, x: np.percentile([value.item() for value in x], 50),
+    "np.isnan": lambda kept, x: np.isnan(x.sum().item()),
+    "np.isfinite": lambda kept, x: 1.0 if np.isfinite(x.log().sum().item()) else 2.0,
     "np.max beside a number": lambda kept, x: np.max((x[0].item(), 0.5)),
     "statistics.mean": lambda kept, x: statistics.mean(value.item() for value in [*x]),
     "statistics.mean of a window": lambda kept, x: kept.append(x.sum().item()) or statistics.mean([*kept]),
@@ -112,3 +116,22 @@ def test_functions_of_lists_are_one_operation(name):
         report = foregrad.explain_recompiles(call)
         assert len(report) <= 2
         assert report.eager_calls <= 2
+
+
+def _hashed(numbers):
+    try:
+        return {*numbers}
+    except TypeError:
+        return "no hash"
+
+
+@pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
+@pytest.mark.parametrize("function", [repr, _hashed, lambda numbers: repr(numbers[0]), lambda numbers: len({*numbers})])
+def test_integers_that_the_call_reads_have_the_text_and_hash_of_an_integer(function):
+    def program(x):
+        return function((x * 2).tolist())
+
+    call = foregrad.compile(program, backend="eager", on_unsupported="eager")
+    for _ in range(12):
+        x = torch.randint(2, 5, (3,))
+        assert call(x) == program(x)

@@ -220,7 +220,7 @@ _RELATIONS = {"!=": operator.ne, "==": operator.eq, "<": operator.lt, "<=": oper
 _COMPARISONS = {operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne}
 _ARITHMETIC = {f"__{name}__" for name in "add sub mul truediv floordiv mod pow lt le gt ge eq ne".split()}
 _SWAPPED = {f"__r{name}__" for name in "add sub mul truediv floordiv mod pow".split()}
-_WRITTEN_OUT = {"__init__", "__class__", "__getattr__", "__reduce__", *vars(TracedInt)}
+_WRITTEN_OUT = {"__init__", *vars(TracedInt), *vars(NumPyNumber)}
 for _name, _method in vars(torch.SymInt).items():
     if callable(_method) and _name.startswith("__") and _name not in _WRITTEN_OUT:
         setattr(TracedInt, _name, _on_plain(_name))

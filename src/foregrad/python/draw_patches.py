@@ -193,7 +193,7 @@ def _wrap_names(module: Any, bind: Bind) -> None:
 
 
 _OF_LISTS = {
-    "numpy": "mean average median std var sum prod max min amax amin",
+    "numpy": "mean average median std var sum prod max min amax amin ptp nanmean percentile quantile",
     "statistics": "mean median stdev pstdev variance pvariance",
 }
 
@@ -208,17 +208,18 @@ def _wrap_of_lists(bind: Bind) -> None:
 def _of_list(original: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a list of numbers. Where the graph computes some, it is one operation on numbers."""
 
-    def of_items(*items: Any) -> Any:
-        return original([*items])
+    def of_items(others: Any, options: Any, *items: Any) -> Any:
+        return original([*items], *others, **dict(options))
 
     @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
     def function(*args: Any, **kwargs: Any) -> Any:
-        items = args[0] if len(args) == 1 and not kwargs and isinstance(args[0], _LISTS) else ()
+        is_known = {*map(type, (*args[1:], *kwargs.values()))} <= {int, float, str, types.NoneType}
+        items = args[0] if args and is_known and isinstance(args[0], _LISTS) else ()
         number = next((item for item in items if type(item) in TRACED), None)
         numbers = None if number is None else numbers_of(number)
         if numbers is None or not all(isinstance(item, (int, float)) for item in items):
             return original(*args, **kwargs)
-        return numbers.apply(of_items, *items)
+        return numbers.apply(of_items, args[1:], tuple(kwargs.items()), *items)
 
     return function
 

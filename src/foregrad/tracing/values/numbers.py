@@ -119,9 +119,9 @@ class Numbers:
         return self.recorder.decisions.found_or_decided(entry, value, where)
 
     def gives_a_float(self, function: Callable[..., object], args: Iterable[object]) -> bool:
-        """Whether a function of NumPy gives a finite float for the numbers in the present call."""
+        """Whether a function of NumPy gives a finite float for the numbers in the present call, or a truth value."""
         value = function(*map(_value_of, args))
-        return isinstance(value, float) and math.isfinite(value)
+        return math.isfinite(value) if isinstance(value, float) else type(value).__name__ in ("bool", "bool_")
 
     def _where(self, operand: Any) -> str | None:
         if type(operand) is not TracedInt:
