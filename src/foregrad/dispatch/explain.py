@@ -60,7 +60,7 @@ class Recompile:
         if not self.reasons:
             return f"graph {self.number}{varies}: the first call"
         lines = [f"  not graph {self.earlier + i}: {reason}" for i, reason in enumerate(self.reasons, 1)]
-        return "\n".join([f"graph {self.number}{varies}:", *lines])
+        return "\n".join([f"graph {self.number}{varies}:", *(["  ..."] if lines[_SHOWN:] else []), *lines[-_SHOWN:]])
 
 
 @dataclasses.dataclass(slots=True)
@@ -149,12 +149,13 @@ class Recompiles:
                 lines += map(str, entries)
                 continue
             before, now = entries[0].reasons[-1].before, entries[-1].reasons[-1].now
-            count = len({reason.now for entry in entries for reason in entry.reasons[-1:]} | {before})
+            values = {reason.now for entry in entries for reason in entry.reasons[-1:]} | {before}
+            count = len(entries) + 1 if now == "another object" else len(values)
             numbers = f"{entries[0].number} to {entries[-1].number}"
             lines.append(f"graphs {numbers}: {name}: {count} values, {before} to {now}")
         filling = (re.sub(" A compiled call .*", " Later calls are compiled.", str(calls)) for calls in self.filling)
         fixed = any(reason.fixed for entry in self.entries for reason in entry.reasons)
-        return [*lines, *([SIZES_ARE_FIXED] if fixed else ()), *filling, *map(str, self.eager)]
+        return [*map(str, self.eager), *lines, *([SIZES_ARE_FIXED] if fixed else ()), *filling]
 
     def __str__(self) -> str:
         times = {0: "not compiled yet", 1: "compiled once"}.get(len(self), f"compiled {len(self)} times")
@@ -166,6 +167,7 @@ class Recompiles:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+_SHOWN = 3  # earlier graphs
 _MANY = 4  # compilations in a row for one reason: these are one line
 SIZES_ARE_FIXED = (
     "Sizes stay fixed where arguments share memory and the function writes to it: pass a `.clone()`, or slice inside "

@@ -174,6 +174,7 @@ class Fallbacks:
     ) -> None:
         self.function, self.name, self.config, self.refusals, self.graphs = function, name, config, refusals, graphs
         self.past = PastLimit(graphs)
+        self._past = ""  # the reason of calls past the limit
         self._fills = 0  # calls that filled a cache, or changed a state
         self._in_a_row = collections.Counter[str]()  # "fills" counts such calls, "raises" eager calls with errors
 
@@ -261,8 +262,8 @@ class Fallbacks:
 
     def past_the_limit(self, args: Any, kwargs: Any) -> None:
         """Note a call that fits none of the graphs when their number is at the limit. Raises if `config` says so."""
-        if self.refusals.once.has_warned and not self.config.error_on_recompile_limit:
-            self.past.reached(self.refusals.count_only(_PAST_THE_LIMIT))
+        if self._past and not self.config.error_on_recompile_limit:
+            self.past.reached(self.refusals.count_only(self._past))
             return
         message = f"`{self.name}` may not be compiled at all: the limit is {self.config.recompile_limit}. "
         remedy = _REMEDY
@@ -275,7 +276,8 @@ class Fallbacks:
         message += remedy
         if self.config.error_on_recompile_limit:
             raise UnsupportedError(message)
-        self.past.reached(self.refusals.count_only(_PAST_THE_LIMIT))
+        self._past = message
+        self.past.reached(self.refusals.count_only(message))
         self.refusals.once.warn(message + " It runs eagerly from now on.")
 
     def never_again(self, difference: Difference) -> UnsupportedError:
@@ -340,7 +342,6 @@ _REMEDY_OF_SIZES = (
     "Raise foregrad.config.recompile_limit. With dynamic=False, and where the program needs the number itself (a loop, "
     "an index), each size has its own graph: pad to fewer sizes."
 )
-_PAST_THE_LIMIT = f"more graphs than the recompile limit allows. {_REMEDY}"
 
 
 class Transformed:

@@ -219,8 +219,8 @@ class Paths:
         if _says_values(specializations):
             return (
                 f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or "
-                "branches on the value: each value needs its own graph. Make the text in the call that prints or "
-                'logs it (`print(f"loss {loss.item():.3f}")`), or print the result of the function.'
+                "branches on the value: each value needs its own graph. Make the text by an f-string, not by `%`, in "
+                'the call that prints or logs it (`print(f"loss {loss.item():.3f}")`), or print the function\'s result.'
             )
         count, end = len(_ways(specializations)), "the limit"
         if not self.at_limit(specializations):

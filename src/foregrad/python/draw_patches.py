@@ -53,12 +53,12 @@ def not_drawing() -> contextlib.AbstractContextManager[None]:
     return bound(_active, "draws", None)
 
 
-def _is_users() -> bool:
-    """Whether a function is called by the user's code, be it through Python's own `random`."""
+def _is_users(path: str = "random") -> str:
+    """The function that the user's code calls: `path`, or one of Python's `random` in between; "" if there is none."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == "random":
-        frame = frame.f_back
-    return frame is not None and not is_outside(frame.f_globals.get("__name__"))
+        path, frame = f"random.{frame.f_code.co_name}", frame.f_back
+    return path if frame is not None and not is_outside(frame.f_globals.get("__name__")) else ""
 
 
 def wrapper_of(original: Callable[..., Any], path: str) -> Callable[..., Any]:
@@ -67,10 +67,10 @@ def wrapper_of(original: Callable[..., Any], path: str) -> Callable[..., Any]:
     @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
     def draw(*args: Any, **kwargs: Any) -> Any:
         draws = getattr(_active, "draws", None)
-        if draws is None or not _is_users():
+        if draws is None or not (called := _is_users(path)):
             return original(*args, **kwargs)
         with not_drawing():  # the generator's own making is no draw of the program's
-            return draws.draw(Draw(original, args, tuple(kwargs.items()), path), original, args, kwargs)
+            return draws.draw(Draw(original, args, tuple(kwargs.items()), called), original, args, kwargs)
 
     return draw
 
@@ -82,11 +82,11 @@ def _method(name: str) -> Callable[..., Any]:
     @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
     def method(self: random.Random, *args: Any, **kwargs: Any) -> Any:
         draws = getattr(_active, "draws", None)
-        if draws is None or not _is_users() or self in draws.seeded:
+        if draws is None or not (called := _is_users(f"random.{name}")) or self in draws.seeded:
             return original(self, *args, **kwargs)
         with not_drawing():
             draw = original.__get__(self)
-            return draws.draw(Draw(draw, args, tuple(kwargs.items()), f"random.{name}"), draw, args, kwargs)
+            return draws.draw(Draw(draw, args, tuple(kwargs.items()), called), draw, args, kwargs)
 
     return method
 

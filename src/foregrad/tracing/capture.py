@@ -371,7 +371,7 @@ def _written_gradient(name: str, slot: object, where: str, *, goes_on: bool = Fa
     if goes_on:
         return UnsupportedSideEffectError(
             f"`backward()` in `{name}`{' at ' + where if where else ''} reaches the graph of {slot} before "
-            f"the call; a compiled call can't. Call it outside, or use `{slot}.detach().requires_grad_()`."
+            "the call; a compiled call can't. Compute this tensor in the call, or call `backward()` outside."
         )
     return UnsupportedSideEffectError(
         f"`{name}` writes to `.grad` of {slot}{(' at ' + where if where else '')}; a compiled call can't repeat "
