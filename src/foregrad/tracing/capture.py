@@ -370,8 +370,8 @@ def _check_gradients(name: str, records: list[InputRecord], where: str) -> None:
 def _written_gradient(name: str, slot: object, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
     if goes_on:
         return UnsupportedSideEffectError(
-            f"`backward()` in `{name}`{' at ' + where if where else ''} reaches the graph of {slot} before "
-            "the call; a compiled call can't. Compute this tensor in the call, or call `backward()` outside."
+            f"`backward()` in `{name}`{' at ' + where if where else ''} reaches the graph of {slot} before the call; "
+            "no compiled call can. Compute this inside, or run it outside (`.detach().requires_grad_()` loses gradients)."
         )
     return UnsupportedSideEffectError(
         f"`{name}` writes to `.grad` of {slot}{(' at ' + where if where else '')}; a compiled call can't repeat "
