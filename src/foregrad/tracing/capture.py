@@ -371,7 +371,7 @@ def _written_gradient(name: str, slot: object, where: str, *, goes_on: bool = Fa
     if goes_on:
         return UnsupportedSideEffectError(
             f"`backward()` in `{name}`{' at ' + where if where else ''} reaches the graph of {slot} before the call; "
-            "a graph can not. Compute this inside, or run it outside (`.detach().requires_grad_()` ends gradients)."
+            "no graph can. Compute this inside, or run it outside (`.detach().requires_grad_()` ends gradients)."
         )
     return UnsupportedSideEffectError(
         f"`{name}` writes to `.grad` of {slot}{(' at ' + where if where else '')}; a compiled call can't repeat "
