@@ -280,7 +280,9 @@ def _effect(name: str, arg: int) -> tuple[int, int] | None:
         return 1, 2
     if name in _OF_ONE:
         return 1, 1 + (name == "LOAD_ATTR" and _HAS_METHODS and arg & 1)
-    if name in _OF_TWO or (name.startswith("BINARY_") and name != "BINARY_SLICE"):
+    if name in ("BUILD_SLICE", "BINARY_SLICE"):
+        return arg or 3, 1
+    if name in _OF_TWO or name.startswith("BINARY_"):
         return 2, 1
     if name == "LOAD_GLOBAL":
         return 0, 1 + (_HAS_NULLS and arg & 1)
