@@ -136,3 +136,20 @@ def test_half_the_graphs_are_enough_where_most_serve_one_call(repeats, most):
         for length in lengths:
             assert torch.equal(compiled([torch.ones(2)] * length), torch.full((2,), float(length)))
     assert len(foregrad.explain_recompiles(compiled)) == most
+
+
+def test_a_method_of_many_modules_gets_a_graph_for_each():
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        @foregrad.compile(backend="eager", on_unsupported="raise")
+        def forward(self, x):
+            return self.layer(x).relu()
+
+    net = torch.nn.Sequential(*[Block() for _ in range(20)])
+    for _ in range(3):
+        net(torch.randn(2, 4))
+    recompiles = foregrad.explain_recompiles(Block.forward)
+    assert (len(recompiles), recompiles.eager_calls) == (20, 0)

@@ -407,8 +407,8 @@ class Dispatcher:
         if self.fallbacks.fills_too_often:
             self.fallbacks.past.reached(self.refusals.count_only(_PAST_THE_FILLS))
             return None
-        limit = self.config.recompile_limit
-        if len(self.specializations) >= limit or self.graphs.serve_few(limit):
+        limit, by_length = self.config.recompile_limit, reasons and reasons[-1].name.startswith("len(")
+        if len(self.specializations) >= limit or (by_length and self.graphs.serve_few(limit)):
             self.fallbacks.past_the_limit(args, kwargs)
             return None
         if is_full:  # of objects that are gone
