@@ -812,6 +812,7 @@ def _(wrap):
 
 # Told by other tests, or not to be shown by a program of a few lines.
 ELSEWHERE = {
+    "calls an operator with an ordered effect and no result": "tests/effects/test_checks.py",
     "logs, and a handler of your own": "tests/python/test_handlers_of_logs.py",
     "calls `torch.nn.functional.bilinear` or `torch.linalg.pinv` under": "tests/parity/test_mixed_dtypes.py",
     "with Inductor, writes an argument several times": "the programs here have eager's kernels",

@@ -128,7 +128,7 @@ class Dispatcher:
         self.compilations: list[Recompile] = []
         self._levels, self._outer = outer is None, outer or Outer()
         self._turn = self._outer.turn  # held to make graphs, never while one or the function runs
-        made, mode = self.graphs.specializations, self.config.on_unsupported
+        made, mode = weakref.ref(self.graphs), self.config.on_unsupported  # a graph's function keeps the refusals
         self.refusals = Refusals(function, self.name, mode, self._outer.once, config.refusal_limit, made)
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
         self._named = Form(_takes_all)

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ class Refusals:
         mode: str,
         once: OneWarning | None = None,
         limit: int = Config.refusal_limit,
-        graphs: Sequence[Specialization] = (),
+        graphs: Callable[[], Graphs | None] = lambda: None,
     ) -> None:
         self.function, self.name, self.mode, self.limit, self.graphs = function, name, mode, limit, graphs
         self.by_kind: dict[object, EagerCalls] = {}
@@ -88,7 +88,8 @@ class Refusals:
             entry = self.by_kind.get(kind)
             if entry is None or self._has_grown(entry):
                 return None
-            if entry.count in _TRIED_AGAIN and (self.graphs or entry.count >= _SELDOM):
+            has_graphs = getattr(self.graphs(), "specializations", ())
+            if entry.count in _TRIED_AGAIN and (has_graphs or entry.count >= _SELDOM):
                 del self.by_kind[kind]
                 return None
         entry.count += 1

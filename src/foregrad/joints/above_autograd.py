@@ -90,8 +90,17 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
     how: Any = "real" if fakes is not None else "symbolic" if dynamic else "fake"
     traced = attributed(on_tensors, _orig_mod=mod)  # where the tracer looks for the module whose parts it names
     told: Any = {"record_module_stack": True, "record_stack_traces": True}
+    trace = make_fx(traced, tracing_mode=how, pre_dispatch=True, **told)
     with fakes or contextlib.nullcontext(), preserve_node_meta():
-        graph = make_fx(traced, tracing_mode=how, pre_dispatch=True, **told)(*known)
+        try:
+            graph = trace(*known)
+        except RuntimeError as error:  # Dynamo traces a `scan` with parameters in this mode alone
+            with torch.no_grad():
+                graph = trace(*known)
+            parts = (part.graph for part in graph.modules() if isinstance(part, fx.GraphModule))
+            is_plain = not any(part.find_nodes(op="call_function", target=set_grad_enabled) for part in parts)
+            if type(error).__module__ != "torch._dynamo.exc" or not is_plain:
+                raise
     _check(graph, _with_gradients(graph.graph, known))
     the_one("lines of Dynamo's graphs")(graph)
     own = list(held.values())

@@ -546,15 +546,13 @@ class ProgramState:
             self._body(function)
 
     def _body(self, function: Any) -> None:
-        self._code(function.__code__, function.__globals__)
-        held = function.__defaults__ or ()
+        code, held = function.__code__, function.__defaults__ or ()
+        self._code(code, function.__globals__)
         if drawing := [(None, None, value) for value in held if id(value) in DRAWN]:
-            is_late = function.__code__ in self._entered
-            (self.drawing if is_late else self._of_defaults.setdefault(function.__code__, [])).extend(drawing)
+            (self.drawing if code in self._entered else self._of_defaults.setdefault(code, [])).extend(drawing)
             held = tuple(None if id(value) in DRAWN else value for value in held)
-        for defaults in (held, function.__kwdefaults__):
-            if defaults:
-                self._queue.append((defaults, None, f"default of {function.__name__}"))
+        for defaults in filter(None, (held, function.__kwdefaults__)):
+            self._queue.append((defaults, None, f"default of {function.__name__}"))
 
     def _module(self, module: Any, parent: Holder | None, step: Any) -> None:
         if not is_outside(module.__name__):

@@ -12,15 +12,13 @@ import dataclasses
 import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from ..._torch.engine import current_autograd_node
 from ..._torch.hooks import UNHOOKED, gradient_hooks, hooked_as, own_gradient, set_gradient
-from ..._torch.ops import Args, Kwargs
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, history_of, is_view, without_marks
 from ..._torch.wrappers import is_wrapper
@@ -33,11 +31,10 @@ from ...graph.slots import Closure
 from ...graph.source import ATTRIBUTES, key_text
 from ...house import is_house_code
 from ...identity import ById, IdSet
-from ..aspect import Aspect, Row, Settled
+from ..aspect import Aspect, Settled
 from ..heap.records import InputRecord
 from ..inputs.inputs import GradientSource, Inputs
 from ..inputs.open_inputs import OpenInput
-from ..kernels.plans import Treatment
 from ..tape.gradient_paths import other_leaves
 
 _TENSOR: Any = torch.Tensor
@@ -358,17 +355,6 @@ class Gradients(Aspect):
         for record in reached:
             self._enter(record)
         return hooked_as([(record.stand_in, record.real) for record in reached])
-
-    def _copied(self, plan: Treatment, args: Args, kwargs: Kwargs) -> object:
-        """Where autograd copies a gradient into `.grad`: eager keeps the gradient itself, with its strides, which may
-        differ from the leaf's at sizes of 1. Here Python holds the gradient too, so autograd copies.
-        """
-        given, shape, stride = args
-        kept = given.stride() if type(current_autograd_node()).__name__ == "AccumulateGrad" else stride
-        is_alike = all(a == b for n, a, b in zip(shape, kept, stride, strict=True) if type(n) is not int or n != 1)
-        return self.inputs.recorder.pure(plan, (given, shape, kept if is_alike else stride), kwargs)
-
-    operators: ClassVar[Mapping[object, Row]] = {torch.ops.aten.new_empty_strided.default: _copied}
 
     def _enter(self, record: InputRecord) -> None:
         """Gradients are about to be added to `.grad`, and hooks of the tensor are to see them."""

@@ -197,6 +197,16 @@ def _cat(rec: Recording, plan: Treatment, args: Args, kwargs: Kwargs) -> object:
     return laid_out
 
 
+def _copied(rec: Recording, plan: Treatment, args: Args, kwargs: Kwargs) -> object:
+    """Memory where autograd copies a gradient into `.grad`: eager keeps the gradient itself, with its strides. They may
+    differ from the leaf's at sizes of 1. Here Python holds the gradient too, so autograd copies.
+    """
+    given, shape, stride = args
+    kept = given.stride() if type(current_autograd_node()).__name__ == "AccumulateGrad" else stride
+    is_alike = all(a == b or (a and type(n) is int and n == 1) for n, a, b in zip(shape, kept, stride, strict=True))
+    return rec.pure(plan, (given, shape, kept if is_alike else stride), kwargs)
+
+
 # -------------------------------------------------------------------- absent tangents
 # Forward mode has zeros without memory in place of tangents that are not there, and PyTorch skips some operators on
 # them: nothing times infinity is nothing. In a graph they have memory, and the recorder skips the operators: the C++
@@ -245,6 +255,7 @@ def _sum(rec: Recording, plan: Treatment, args: Args, kwargs: Kwargs) -> Any:
 
 
 FORMULAS: dict[Any, Formula] = {
+    aten.new_empty_strided.default: _copied,
     aten._linalg_eigh.default: _decomposition("L"),
     aten._linalg_svd.default: _decomposition(False),
     aten.diagonal.default: _diagonal,
