@@ -2,8 +2,8 @@
 
 A refusal is remembered by the kind of the call: the types of its arguments, their tensors' metadata, plain values that
 may steer the function, and the modes in force. A call of a refused kind is captured again after 256 calls, after 1024
-and so on: the obstacle may have been in a single call. After some kinds no kind is tried any more, so the time spent on
-failed captures is bounded.
+and so on, since the obstacle may have been in a single call; where the function has graphs, after 16 and 64 too. After
+some kinds no kind is tried any more, so the time spent on failed captures is bounded.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ _log = logging.getLogger("foregrad.eager")
 _FEW = 8  # items: the kind of a list up to this length is its items' kinds
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
 _CHOOSING = (bool, str, type(None))
-_TRIED_AGAIN = frozenset(4**power for power in range(2, 16))  # by the calls that were refused
-_SELDOM = 256  # of a function without a graph
+_TRIED_AGAIN, _SELDOM = frozenset(4**n for n in range(2, 16)), 256  # refused calls; those where there is no graph
 
 
 @dataclasses.dataclass
@@ -88,8 +87,8 @@ class Refusals:
             entry = self.by_kind.get(kind)
             if entry is None or self._has_grown(entry):
                 return None
-            has_graphs = getattr(self.graphs(), "specializations", ())
-            if entry.count in _TRIED_AGAIN and (has_graphs or entry.count >= _SELDOM):
+            is_due = entry.count in _TRIED_AGAIN
+            if is_due and (entry.count >= _SELDOM or getattr(self.graphs(), "specializations", False)):
                 del self.by_kind[kind]
                 return None
         entry.count += 1

@@ -94,12 +94,13 @@ def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable
     with fakes or contextlib.nullcontext(), preserve_node_meta():
         try:
             graph = trace(*known)
-        except RuntimeError as error:  # Dynamo traces a `scan` with parameters in this mode alone
-            with torch.no_grad():
+        except RuntimeError as error:
+            if type(error).__module__ != "torch._dynamo.exc":
+                raise
+            with torch.no_grad():  # Dynamo traces a `scan` with parameters in this mode alone
                 graph = trace(*known)
             parts = (part.graph for part in graph.modules() if isinstance(part, fx.GraphModule))
-            is_plain = not any(part.find_nodes(op="call_function", target=set_grad_enabled) for part in parts)
-            if type(error).__module__ != "torch._dynamo.exc" or not is_plain:
+            if any(part.find_nodes(op="call_function", target=set_grad_enabled) for part in parts):
                 raise
     _check(graph, _with_gradients(graph.graph, known))
     the_one("lines of Dynamo's graphs")(graph)
