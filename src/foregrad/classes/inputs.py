@@ -30,7 +30,7 @@ from ..graph.effect_log import Write
 from ..graph.signature import PartOf, PassedWrapper, WrapperPlace
 from ..graph.slots import Buffer, Closure, Param, Slot
 from ..identity import ById, IdSet
-from ..tracing.effects.analysis import Analysis
+from ..tracing.effects.results import Returned
 from ..tracing.heap.refusals import changed_wrapper, returned_wrapper
 from ..tracing.inputs.open_inputs import OpenInputs
 from ..tracing.recorder.recorder import Recorder
@@ -314,8 +314,8 @@ class InputsOfClasses(OpenInputs):
 
     # ---------------------------------------------------------------- afterwards
 
-    def in_gradients(self, analysis: Analysis, differentiable: Sequence[int]) -> dict[str, Any]:
-        passed, results = _passed_wrappers(self, analysis, differentiable), _wrapper_results(self, analysis)
+    def in_gradients(self, returned: Returned, differentiable: Sequence[int]) -> dict[str, Any]:
+        passed, results = _passed_wrappers(self, returned, differentiable), _wrapper_results(self, returned)
         return {"passed_wrappers": passed, "wrapper_results": results}
 
     def check(self) -> None:
@@ -369,15 +369,17 @@ def _inner_slot(slot: Slot, path: str) -> Slot:
 
 
 def _passed_wrappers(
-    wrappers: OpenInputs, analysis: Analysis, differentiable: Sequence[int]
+    wrappers: OpenInputs, returned: Returned, differentiable: Sequence[int]
 ) -> tuple[PassedWrapper, ...]:
     """The wrappers that further results were computed from, inside."""
-    targets = list(_targets(wrappers, analysis))
+    targets = list(_targets(wrappers, returned))
     if not targets:
         return ()
-    fakes: list[Any] = [analysis.fakes[i] for i in differentiable]
-    _, passed = passed_through(fakes, [(at, tensor) for at, (_, tensor, _) in enumerate(targets)])
-    found, places = [], _places(wrappers, analysis)
+    carrying = returned.graph.carrying_gradients()
+    _, passed = passed_through(
+        [carrying[i] for i in differentiable], [(at, tensor) for at, (_, tensor, _) in enumerate(targets)]
+    )
+    found, places = [], _places(wrappers, returned)
     for at, positions in passed:
         place, tensor, own = targets[at]
         after = tuple(position for position in positions if differentiable[position] not in own)
@@ -393,9 +395,9 @@ def _passed_wrappers(
     return tuple(sorted(found, key=lambda one: -len(one.after)))
 
 
-def _targets(wrappers: OpenInputs, analysis: Analysis) -> Iterator[tuple[WrapperPlace | None, Any, frozenset[int]]]:
+def _targets(wrappers: OpenInputs, returned: Returned) -> Iterator[tuple[WrapperPlace | None, Any, frozenset[int]]]:
     """The visible wrappers with a history of the call's: their places, and their own graph outputs."""
-    own = _own_outputs(wrappers, analysis)
+    own = _own_outputs(wrappers, returned)
     seen: IdSet[Any] = IdSet()
     for at, leaf in enumerate(wrappers.leaves):
         if is_wrapper(leaf) and leaf not in seen and leaf not in wrappers.by_stand_in:
@@ -407,9 +409,9 @@ def _targets(wrappers: OpenInputs, analysis: Analysis) -> Iterator[tuple[Wrapper
             yield None, made, own[made]
 
 
-def _wrapper_results(wrappers: OpenInputs, analysis: Analysis) -> tuple[tuple[WrapperPlace, frozenset[int]], ...]:
+def _wrapper_results(wrappers: OpenInputs, returned: Returned) -> tuple[tuple[WrapperPlace, frozenset[int]], ...]:
     """Wrappers made of graph outputs with gradients: their places, and these outputs."""
-    own = _own_outputs(wrappers, analysis)
+    own = _own_outputs(wrappers, returned)
     found: dict[WrapperPlace, frozenset[int]] = {}
     for at, leaf in enumerate(wrappers.leaves):
         if is_wrapper(leaf):
@@ -419,19 +421,19 @@ def _wrapper_results(wrappers: OpenInputs, analysis: Analysis) -> tuple[tuple[Wr
     return tuple(found.items())
 
 
-def _own_outputs(wrappers: OpenInputs, analysis: Analysis) -> ById[Any, frozenset[int]]:
+def _own_outputs(wrappers: OpenInputs, returned: Returned) -> ById[Any, frozenset[int]]:
     """By wrapper, the graph outputs with gradients that it is made of."""
-    outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
+    outputs = ById((fake, i) for i, fake in returned.graph.carrying_gradients().items())
     made = wrappers.made.items()
     return ById((one, frozenset(outputs[part] for part in parts if part in outputs)) for one, parts in made)
 
 
-def _places(wrappers: OpenInputs, analysis: Analysis) -> dict[int, WrapperPlace]:
+def _places(wrappers: OpenInputs, returned: Returned) -> dict[int, WrapperPlace]:
     """By graph output, the places after the call of values made from it."""
-    writes = [entry.effect for entry in analysis.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
+    writes = [entry.effect for entry in returned.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
     places = {write.output: WrapperPlace("input", write.input) for write in writes if write.differentiable}
-    outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
-    own = _own_outputs(wrappers, analysis)
+    outputs = ById((fake, i) for i, fake in returned.graph.carrying_gradients().items())
+    own = _own_outputs(wrappers, returned)
     for at, leaf in enumerate(wrappers.leaves):
         if not isinstance(leaf, torch.Tensor):
             continue

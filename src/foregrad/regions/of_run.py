@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..tracing.effects.analysis import Analysis
+from ..tracing.effects.results import Returned
 from ..tracing.parts import CalledPython, CaptureParts
 from .captured import EagerRegions
 from .python_in_backwards import CustomFunctions, EagerHooks, OwnHooks
@@ -36,9 +36,9 @@ class PythonOfRun(CalledPython):
     def on_node(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
         return self.hooks.on_node(self.eager_hooks.traced(hook), register)
 
-    def settle(self, results: Sequence[Any], analysis: Analysis) -> bool:
+    def settle(self, results: Sequence[Any], returned: Returned) -> bool:
         run = self.run
-        self.hooks.settle(run.name, run.call.function, results, analysis, run.inputs, live=run.options.live_hooks)
+        self.hooks.settle(run.name, run.call.function, results, returned, run.inputs, live=run.options.live_hooks)
         return bool(self.hooks)
 
     def after_backward(self) -> None:

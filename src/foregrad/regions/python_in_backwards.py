@@ -36,7 +36,7 @@ from ..python.libraries import is_of_library
 from ..python.objects import CALLED_BY_AUTOGRAD
 from ..python.output import ProgramOutput
 from ..tracing.aspect import Aspect, Finished, Settled
-from ..tracing.effects.analysis import Analysis
+from ..tracing.effects.results import Returned
 from ..tracing.heap.recording import Host
 from ..tracing.heap.records import InputRecord, is_moved
 from ..tracing.inputs.inputs import Inputs
@@ -469,7 +469,7 @@ class OwnHooks(Aspect):
                 )
 
     def settle(
-        self, name: str, function: Any, results: Sequence[Any], analysis: Analysis, inputs: Inputs, *, live: bool
+        self, name: str, function: Any, results: Sequence[Any], returned: Returned, inputs: Inputs, *, live: bool
     ) -> None:
         """Decide for each hook, before the backward is traced. `live`: calls can put hooks on tensors.
 
@@ -495,8 +495,8 @@ class OwnHooks(Aspect):
             self._on_inputs.append((record, left.hook))
             self._take_back(left)
         positions = ById((t, at) for at, t in reversed(list(enumerate(results))) if is_stand_in(t))
-        fakes = [fake for fake in analysis.fakes if fake is not None]
-        passed, passed_aliases = passed_through(fakes, analysis.aliases)
+        fakes = [*returned.graph.carrying_gradients().values()]
+        passed, passed_aliases = passed_through(fakes, returned.aliases(results))
         interior = IdSet([*(fakes[at] for at, _ in passed), *(results[at] for at, _ in passed_aliases)])
         for tensor, at in positions.items():
             hooks = [r for r in self._registered if r.tensor is tensor and _is_there(r)]
@@ -507,7 +507,7 @@ class OwnHooks(Aspect):
                 for registered in hooks:
                     self._take_back(registered)
             else:
-                _check_view(name, analysis.outputs[at])
+                _check_view(name, returned.outputs[at])
                 self.inside.append(at)
 
     def _take_back(self, registered: _RegisteredHook) -> None:

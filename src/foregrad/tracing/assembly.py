@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,10 +35,10 @@ from .aspect import CallGuard, Settled
 from .derivatives.backward import Differentiated, takes_gradient
 from .derivatives.derived_graph import effects_of
 from .derivatives.resumable_trace import ResumableTrace, Session, read_again
-from .effects.analysis import Analysis
 from .effects.attribute_guards import check_new_leaves
 from .effects.input_effects import counted_along
 from .effects.outputs import attributes_set, parameters_made
+from .effects.results import GraphResults, Returned
 from .heap.alias import memory_root
 from .heap.records import InputRecord
 from .inputs.inputs import GradientSource
@@ -59,52 +59,51 @@ class Assembly(CaptureParts):
 
     guards: tuple[CallGuard, ...] = ()
 
-    def separate_outputs(self, analysis: Analysis) -> None:
+    def separate_outputs(self, graph: GraphResults) -> None:
         """Copy an output that would share memory with an input or an output where eager's does not."""
         recorder = self.recorder
-        self._take_over_gradients(analysis)
+        self._take_over_gradients(graph)
         taken: set[Entry] = set()
-        for index, entry in enumerate(analysis.entries):
+        for one in graph:
+            entry, at = one.entry, one.spec
             if not isinstance(entry.spec, TensorSpec):
                 continue  # a number has no memory
-            root, at = memory_root(entry), analysis.specs[index]
+            root = memory_root(entry)
             if root.value is not None and entry.spec.overlaps_itself and isinstance(at, TensorSpec):
                 root = recorder.emit(aten.clone.default, root, spec=root.spec)  # a copy of the constant's whole memory
                 place = [*at.shape], [*at.stride], at.offset
-                analysis.entries[index] = recorder.emit(aten.as_strided.default, root, *place, spec=at)
+                one.entry = recorder.emit(aten.as_strided.default, root, *place, spec=at)
             elif root.target is None or root in taken:
                 starts_late = entry.spec.offset != 0 and entry.spec.is_dense
                 again = (entry,) if starts_late else (entry, entry)  # `copy` keeps strides, and the offset too
                 op = aten.clone.default if starts_late else aten.copy.default
-                entry = recorder.emit(op, *again, spec=analysis.specs[index])
-                root = entry
-                analysis.entries[index] = entry
+                one.entry = root = recorder.emit(op, *again, spec=at)
             taken.add(root)
 
-    def _take_over_gradients(self, analysis: Analysis) -> None:
+    def _take_over_gradients(self, graph: GraphResults) -> None:
         """Gradients that are left in `.grad` as computed: the capture refers to their stand-ins, so autograd copies
         them, though eager's autograd would take them over.
         """
-        entries = analysis.entries
-        taken = {memory_root(entry) for entry in entries}
+        taken = {memory_root(one.entry) for one in graph}
         for value in self.facts.gradients.values:
-            index = analysis.by_fake.get(value)
-            entry = None if index is None or analysis.fakes[index] is not None else entries[index]
-            if index is None or entry is None or entry.target is not aten.copy.default:
+            index = graph.by_fake.get(value)
+            one = None if index is None else graph[index]
+            if one is None or one.fake is not None or one.entry.target is not aten.copy.default:
                 continue
-            source = entry.args[1]
+            source = one.entry.args[1]
             root = memory_root(source)
-            is_whole = entry.args[0] is source and source.spec == analysis.specs[index] == entry.spec
+            is_whole = one.entry.args[0] is source and source.spec == one.spec == one.entry.spec
             if is_whole and root.target is not None and root not in taken:
                 taken.add(root)
-                entries[index] = source
+                one.entry = source
 
     def joint(
-        self, analysis: Analysis, described: Differentiated, stops: StopInfo, out_tree: object, results: list[object]
+        self, returned: Returned, described: Differentiated, stops: StopInfo, out_tree: object, results: list[object]
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs, reached = self.inputs, described.reached
         differentiable, gradients = described.outputs, described.gradients
-        outputs: list[Entry | None] = [*analysis.entries, *gradients]
+        graph, carrying = returned.graph, returned.graph.carrying_gradients()
+        outputs: list[Entry | None] = [*(one.entry for one in graph), *gradients]
         for one in self.aspects:
             one.before_graph(outputs)
         records = list(inputs.records)
@@ -119,7 +118,7 @@ class Assembly(CaptureParts):
         decisions = self.recorder.decisions
         table = decisions.numbers.table if self.symbols or decisions.sizes.made else None
         late, run = self.recorder.late, self.backward.run
-        tangent_slots = [analysis.slots[i] for i in differentiable]
+        tangent_slots = [graph[i].slot for i in differentiable]
         effects = effects_of(self.recorder, run, [live.slot for live in late.live], tangent_slots)
         outputs += effects.entries
         self.recorder.forget_dead()
@@ -137,18 +136,18 @@ class Assembly(CaptureParts):
         )
         of_inputs = IdSet((*inputs.by_stand_in, *inputs.wrappers.by_stand_in))
         wrapped = [leaf for leaf in inputs.wrappers.leaves if is_wrapper(leaf)]
-        check_new_leaves(self.name, results, analysis.outputs, of_inputs, analysis.fakes, wrapped)
+        check_new_leaves(self.name, results, returned.outputs, of_inputs, [one.fake for one in graph], wrapped)
         number: dict[object, int] = {r: i for i, r in enumerate(records)}
         owners = ById((r.real, i) for i, r in enumerate(inputs.records))
         of_part = ById((r.stand_in, i) for i, r in enumerate(records))
         wrappers = len(records) + len(inputs.numbers)  # they come after the inputs
         number |= {known: wrappers + inputs.wrappers.inputs.index(known) for known in inputs.wrappers.inputs}
         shared_of = {whole: members[0] for whole, members in shared}
-        passed = passed_through([analysis.fakes[i] for i in differentiable], analysis.aliases)  # type: ignore[misc]
-        returned = outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
+        passed = passed_through([carrying[i] for i in differentiable], returned.aliases(results))
+        arriving = outputs[len(graph) : len(outputs) - len(effects.entries)]
         paths = (*(reached.get(r, _NOWHERE) for r in records), *[_NOWHERE] * len(inputs.numbers)) if reached else ()
         may_stop = bool(stops.decisions or stops.checks)
-        settled = self._settled(analysis, results, number, differentiable, passed, may_stop=may_stop)
+        settled = self._settled(returned, results, number, differentiable, passed, may_stop=may_stop)
         self.guards = tuple(guard for one in self.aspects for guard in one.guards(settled))
         in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
@@ -160,25 +159,25 @@ class Assembly(CaptureParts):
                 ),
             ),
             graph_outputs=GraphOutputs(
-                tuple(analysis.slots),
-                tuple(analysis.specs),
-                frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
+                tuple(one.slot for one in graph),
+                tuple(one.spec for one in graph),
+                frozenset(i for i, one in enumerate(graph) if memory_root(one.entry) is not one.entry),
             ),
             gradients=GradientInfo(
                 tuple(differentiable),
                 tuple(e.tensor for _, e in described.tangents),
-                tuple(e is not None for e in returned),
+                tuple(e is not None for e in arriving),
                 rootless=tuple(described.rootless),
                 reached_from=paths,
                 arrival=tuple(number[key] for key in self.backward.arrived),
-                saving=self._saving([analysis.fakes[i] for i in differentiable], records),
+                saving=self._saving([carrying[i] for i in differentiable], records),
                 passed=passed[0],
                 passed_aliases=passed[1],
-                **inputs.wrappers.in_gradients(analysis, differentiable),
+                **inputs.wrappers.in_gradients(returned, differentiable),
                 hooked_inside=tuple(self.called.inside),
             ),
             structure=StructureInfo(
-                tuple(analysis.outputs),
+                tuple(returned.outputs),
                 out_tree,
                 self.state.spec,
                 tuple(shared),
@@ -187,16 +186,16 @@ class Assembly(CaptureParts):
             effects=EffectInfo(
                 (
                     *(WriteWrapper(number[known], times) for known, times in inputs.wrappers.writes()),
-                    *ordered(analysis.log),
+                    *ordered(returned.log),
                 ),
                 (
-                    *(ChangeInference(out) for out, made in analysis.inference.items() if made is not in_inference),
+                    *(ChangeInference(out) for out, made in returned.inference.items() if made is not in_inference),
                     *parameters_made(results, inputs.by_stand_in),
                     *attributes_set(self.name, results, settled.paths, inputs.by_stand_in),
                     *(effect for one in self.aspects for effect in one.effects(settled)),
                 ),
                 self.state.writes,
-                counted_along(analysis),
+                counted_along(self.recorder, inputs.records, returned.log),
             ),
             stops=dataclasses.replace(
                 stops, generators=self._generators(may_stop=may_stop), eager_regions=tuple(self.called.made)
@@ -209,7 +208,7 @@ class Assembly(CaptureParts):
 
     def _settled(
         self,
-        analysis: Analysis,
+        returned: Returned,
         results: list[object],
         number: Mapping[object, int],
         differentiable: list[int],
@@ -225,10 +224,10 @@ class Assembly(CaptureParts):
         def interior(at: int) -> str:
             if at in self.called.inside:
                 return "has hooks that compute with its own tensors"
-            is_passed = at in aliases or getattr(analysis.outputs[at], "output", None) in outputs
+            is_passed = at in aliases or getattr(returned.outputs[at], "output", None) in outputs
             return "computes further results from the tensor; their gradients flow to it inside" if is_passed else ""
 
-        paths = [info.path for info in analysis.outputs]
+        paths = [info.path for info in returned.outputs]
         return Settled(self.name, results, paths, known, number, interior, may_stop)
 
     def _saving(self, outputs: list[Any], records: list[InputRecord]) -> tuple[tuple[int, int], ...]:
@@ -256,7 +255,7 @@ class Assembly(CaptureParts):
         entries = [*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)]
         return self.symbols.signature({entry: i for i, entry in enumerate(entries)})
 
-    def resumable(self, analysis: Analysis, records: list[InputRecord], joint: JointGraph) -> ResumableTrace:
+    def resumable(self, returned: Returned, records: list[InputRecord], joint: JointGraph) -> ResumableTrace:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""
         known = {id(r.real): (_reference(r), r.stand_in) for r in self.inputs.records}
         for record in self.inputs.records:  # the user's attributes on the tensors stay
@@ -265,11 +264,12 @@ class Assembly(CaptureParts):
                 if name in own and own[name] is value:
                     del own[name]
         differentiable, taken = joint.signature.gradients.differentiable, set(joint.inputs_taken())
+        carrying = returned.graph.carrying_gradients()
         session = Session(self.name, self.recorder, self.aspects, known, has_hooks=self.lifting.has_hooks)
         return ResumableTrace(
             session,
-            tuple(analysis.fakes[i] for i in differentiable),  # type: ignore[misc]
-            tuple(analysis.slots[i] for i in differentiable),
+            tuple(carrying[i] for i in differentiable),
+            tuple(returned.graph[i].slot for i in differentiable),
             joint.signature.gradients.tangent_specs,
             (*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)),
             (
@@ -280,12 +280,12 @@ class Assembly(CaptureParts):
             {e.name: e for e in self.recorder.tape.entries if e.has_effect and e.name is not None},
             read_again(self.recorder.tape) | self._names_of_numbers(),
             session.decisions.of_capture,
-            made=self._made(analysis, differentiable),
+            made=self._made([carrying[i] for i in differentiable]),
             wrappers=self._wrapper_edges(records, taken),
         )
 
-    def _made(self, analysis: Analysis, differentiable: tuple[int, ...]) -> dict[tuple[int, ...], Any]:
-        at = ById((analysis.fakes[output], position) for position, output in enumerate(differentiable))
+    def _made(self, results: Sequence[torch.Tensor]) -> dict[tuple[int, ...], Any]:
+        at = ById((result, position) for position, result in enumerate(results))
         parted = [(tuple(at[p] for p in parts if p in at), w) for w, parts in self.inputs.wrappers.taken_apart]
         return {places: wrapper for places, wrapper in parted if places}
 

@@ -36,10 +36,10 @@ from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
 from .derivatives.derived_graph import check_outputs, written_by
 from .derivatives.resumable_trace import ResumableTrace, fresh_autocast_cache
-from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
 from .effects.input_effects import check_sizes, views_of_written
-from .effects.outputs import analyze
+from .effects.outputs import place_results
+from .effects.results import Returned
 from .heap.records import InputRecord
 from .kernels.checks import in_order
 from .parts import Options, run_function
@@ -125,16 +125,17 @@ class CaptureRun(Assembly):
                 if result is None:
                     return None
                 out_leaves, paths, out_tree = result
-                analysis = self._analyzed(out_leaves, paths)
-                described = self._differentiated(analysis, out_leaves, paths)
+                returned = self._analyzed(out_leaves, paths)
+                described = self._differentiated(returned, out_leaves, paths)
                 if described is None:
                     return None
         self._raise_caught()  # by a hook, in the backward
         self.called.check_absent(len(described.tangents))
         with self.unrecorded:
             _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
-            check_sizes(analysis, described.gradients)
-            return self._captured(analysis, described, out_leaves, out_tree)
+            carrying = [*returned.graph.carrying_gradients().values()]
+            check_sizes(self.recorder, self.inputs.records, carrying, described.gradients)
+            return self._captured(returned, described, out_leaves, out_tree)
 
     def _handlers(self) -> contextlib.AbstractContextManager[None]:
         """Context: handlers of signals are no code of the program, see `OwnWrites.of_handler`."""
@@ -204,7 +205,7 @@ class CaptureRun(Assembly):
         self.inputs.check_overlapping()
         self.recorder.changes.check_places()
 
-    def _analyzed(self, out_leaves: list[object], paths: list[str]) -> Analysis:
+    def _analyzed(self, out_leaves: list[object], paths: list[str]) -> Returned:
         """How each written input and each output is given back."""
         recorder, inputs = self.recorder, self.inputs
         _check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
@@ -212,16 +213,16 @@ class CaptureRun(Assembly):
         _check_results(self.name, out_leaves, paths, inputs.by_stand_in)
         for one in self.aspects:
             one.returned(out_leaves, paths)
-        analysis = analyze(recorder, inputs, out_leaves, paths)
-        self.lifting.settle(has_hooks=self.called.settle(out_leaves, analysis))
-        return analysis
+        returned = place_results(recorder, inputs, out_leaves, paths)
+        self.lifting.settle(has_hooks=self.called.settle(out_leaves, returned))
+        return returned
 
-    def _differentiated(self, analysis: Analysis, out_leaves: list[object], paths: list[str]) -> Differentiated | None:
+    def _differentiated(self, returned: Returned, out_leaves: list[object], paths: list[str]) -> Differentiated | None:
         """The backward, run on fakes; None: capture again, with the writes found."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
-        with_history = [fake for fake in analysis.fakes if fake is not None]
+        with_history = [*returned.graph.carrying_gradients().values()]
         keep = self.options.higher_order
-        described: Differentiated = self.observed.of(differentiate)(backward, analysis, keep=keep)
+        described: Differentiated = self.observed.of(differentiate)(backward, returned.graph, keep=keep)
         self.observed.raise_failed()
         self.observed.check(self.state.made.newborns)
         self.inputs.wrappers.check_gradients()
@@ -235,24 +236,24 @@ class CaptureRun(Assembly):
             reached = described.reached or backward.reached(with_history, least=1)
             described = dataclasses.replace(described, reached=reached)
             backward.forget_unreached(reached)
-        described = described.parted(backward, analysis)
+        described = described.parted(backward, returned)
         if self.inner.was_asked and backward.error is None:
-            outputs = {i: analysis.fakes[i] for i in described.outputs}
+            outputs = {i: returned.graph[i].fake for i in described.outputs}
             backward.on_dead_ends(outputs, [fake for fake, _ in described.tangents])
         return described
 
     def _captured(
-        self, analysis: Analysis, described: Differentiated, out_leaves: list[object], out_tree: Tree
+        self, returned: Returned, described: Differentiated, out_leaves: list[object], out_tree: Tree
     ) -> Captured:
         """The joint graph and its companions."""
         recorder, inputs = self.recorder, self.inputs
-        self.separate_outputs(analysis)
+        self.separate_outputs(returned.graph)
         recorder.decisions.numbers.decide_fixed()
-        decisions = analysis.decisions(recorder.decisions.made)
-        outputs = [*analysis.entries, *described.gradients]
+        decisions = returned.graph.decisions(recorder.decisions.made)
+        outputs = [*(one.entry for one in returned.graph), *described.gradients]
         checks = in_order(recorder.checks.made, recorder.tape, outputs, len(recorder.decisions.made))
-        stops = StopInfo(decisions, analysis.checks(checks, inputs.records))
-        records, joint = self.joint(analysis, described, stops, out_tree, out_leaves)
+        stops = StopInfo(decisions, returned.graph.checks(checks, inputs.records))
+        records, joint = self.joint(returned, described, stops, out_tree, out_leaves)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
         observed = self.observed
@@ -263,7 +264,7 @@ class CaptureRun(Assembly):
         inputs.check_apart(joint.signature)
         inputs.check_reached(compares_identity=self.reads.compares_identity)
         higher = bool(described.outputs) and self.options.higher_order
-        again = self.resumable(analysis, records, joint) if higher else None
+        again = self.resumable(returned, records, joint) if higher else None
         facts = self.facts.of(len(joint.signature.inputs), scan.names, makes_up_names=scan.makes_up_names)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules), *found, self.guards)

@@ -82,7 +82,7 @@ class CalledPython:
 
     def applied(self, cls: object, node: Any) -> None: ...
 
-    def settle(self, results: Sequence[object], analysis: Any) -> bool:
+    def settle(self, results: Sequence[object], returned: Any) -> bool:
         """Divide hooks between the backward and each call. Whether the backward, not traced yet, runs hooks."""
         return False
 

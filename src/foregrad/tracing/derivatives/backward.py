@@ -21,7 +21,7 @@ from ...graph.call_effects import KeepApart
 from ...graph.signature import GradientPaths
 from ...identity import ById
 from ..aspect import Aspect, Row, Settled
-from ..effects.analysis import Analysis
+from ..effects.results import GraphResults, Returned
 from ..heap.metadata_changes import keeps_history
 from ..heap.records import InputRecord, is_no_grad_view
 from ..heap.refusals import in_some_backwards
@@ -190,9 +190,9 @@ class Backward:
                 found[position] = error
         return found
 
-    def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor, analysis: Analysis | None = None) -> bool:
+    def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor, returned: Returned | None = None) -> bool:
         """The backward of an output, to all its leaves; `.grad` of inputs, and of leaves that the function made, stays.
-        Returns whether the backward has effects. `analysis`: what the call gives its caller, if that is known.
+        Returns whether the backward has effects. `returned`: what the call gives its caller, if that is known.
         """
         pairs = [(r.leaf, r.stand_in) for r in self.inputs.records]  # an argument may be made a leaf of its own
         leaves = [t for pair in pairs for t in pair if t is not None and is_usable(t) and t.is_leaf]
@@ -201,7 +201,11 @@ class Backward:
         grads = [leaf.grad for leaf in leaves]
         try:
             for leaf in made:  # the engine adds in place to a gradient that is there
-                if analysis is not None and leaf.grad is not None and not analysis.shows(leaf, leaf.grad):
+                if (
+                    returned is not None
+                    and leaf.grad is not None
+                    and not returned.shows(self.recorder, leaf, leaf.grad)
+                ):
                     leaf.grad = None
             with self._recording([tangent]):
                 torch.autograd.backward([output], [tangent], retain_graph=True)
@@ -249,13 +253,13 @@ class Backward:
             self.error = None
 
     def to_nowhere(
-        self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor], analysis: Analysis | None = None
+        self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor], returned: Returned | None = None
     ) -> None:
         """Run the backward of outputs, by their numbers, that lead to no input, to see whether it raises."""
         for (number, output), tangent in zip(outputs.items(), tangents, strict=True):
             effects = False
             try:
-                effects = self._run_whole(output, tangent, analysis)
+                effects = self._run_whole(output, tangent, returned)
             except ForegradError:
                 pass
             except RuntimeError as error:
@@ -401,12 +405,12 @@ class Differentiated:
     gradients: list[Entry | None]
     reached: Mapping[InputRecord, GradientPaths]
 
-    def parted(self, backward: Backward, analysis: Analysis) -> Differentiated:
+    def parted(self, backward: Backward, returned: Returned) -> Differentiated:
         """Separate the outputs with gradients that lead nowhere."""
         nowhere = backward.leading_nowhere(self.outputs, self.gradients, self.reached, self.tangents)
         if not nowhere:
             return self
-        backward.to_nowhere({i: analysis.fakes[i] for i in nowhere}, list(nowhere.values()), analysis)
+        backward.to_nowhere({i: returned.graph[i].fake for i in nowhere}, list(nowhere.values()), returned)
         kept = [k for k, i in enumerate(self.outputs) if i not in nowhere]
         backward.run.keep_tangents(kept)
         reached = {key: reach.of_outputs(kept) for key, reach in self.reached.items()} if len(kept) > 1 else {}
@@ -414,16 +418,15 @@ class Differentiated:
         return Differentiated(outputs, list(nowhere), tangents, self.gradients, reached)
 
 
-def differentiate(backward: Backward, analysis: Analysis, *, keep: bool) -> Differentiated:
+def differentiate(backward: Backward, graph: GraphResults, *, keep: bool) -> Differentiated:
     """Run the backward on fakes. `keep`: keep the trace for a further derivative."""
-    recorder, records = analysis.recorder, analysis.inputs.records
-    outputs = analysis.carrying_gradients()
-    with_history = [fake for fake in analysis.fakes if fake is not None]
-    tangents = [make_tangent(recorder, analysis.specs[i]) for i in outputs]
+    records, carrying = backward.inputs.records, graph.carrying_gradients()
+    outputs, with_history = [*carrying], [*carrying.values()]
+    tangents = [make_tangent(backward.recorder, graph[i].spec) for i in outputs]
     reached = backward.reached(with_history)
     sinks = [record for record in records if takes_gradient(record)]
     gradients: dict[InputRecord, Any] = {}
     if outputs and sinks:
-        gradients = backward.gradients([analysis.fakes[i] for i in outputs], sinks, [f for f, _ in tangents], keep=keep)
+        gradients = backward.gradients(with_history, sinks, [f for f, _ in tangents], keep=keep)
         backward.raising |= {outputs[position]: error for position, error in backward.aside.items()}
     return Differentiated(outputs, [], tangents, [gradients.get(record) for record in records], reached)

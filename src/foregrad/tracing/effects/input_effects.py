@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from ..._torch.histories import nodes_behind
 from ..._torch.tensors import base_of, is_marked, is_view, leads_to_base, share_counters
 from ...errors import UnsupportedMutationError
-from ...graph.effect_log import BumpVersion, Detach, Handle, InplaceView, MarkRequiresGrad, SetData, Write
+from ...graph.effect_log import BumpVersion, Detach, Handle, InplaceView, MarkRequiresGrad, Recorded, SetData, Write
 from ...graph.slots import Updated
 from ...identity import ById, IdSet
 from ..heap.metadata_changes import is_alike
@@ -26,7 +26,7 @@ from ..heap.refusals import (
 )
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
-from .analysis import Analysis
+from .handles import Placing
 
 aten = torch.ops.aten
 
@@ -77,27 +77,27 @@ def replaced(recorder: Recorder, records: Sequence[InputRecord]) -> list[int]:
     return [index for index, record in enumerate(records) if recorder.changes.log.of(record.stand_in, SetData)]
 
 
-def add_effects(analysis: Analysis) -> None:
+def add_effects(placing: Placing) -> None:
     """Log all effects on the inputs themselves but other memory."""
-    recorder, records = analysis.recorder, analysis.inputs.records
-    through_bases = written_through_bases(analysis.inputs)
+    recorder, records = placing.recorder, placing.inputs.records
+    through_bases = written_through_bases(placing.inputs)
     whole, counted = set(through_bases.values()), []
     for index, record in enumerate(records):
-        if record not in through_bases and _add_write(analysis, index, record, record in whole):
+        if record not in through_bases and _add_write(placing, index, record, record in whole):
             counted.append(index)
     for index, record in enumerate(records):
-        _add_changes(analysis, index, record)
+        _add_changes(placing, index, record)
     detachments = {event.at for event in recorder.changes.log.events if event.is_detach}
-    for index in _once_per_counter(analysis, counted):
+    for index in _once_per_counter(placing, counted):
         record = records[index]
         storages = record.initial.storage, recorder.values[record.stand_in].storage
         moves = [change.at for storage in storages for change in storage.changes_of(record.stand_in)]
-        analysis.happens(max({*moves} - detachments, default=0), BumpVersion(index))
+        placing.happens(max({*moves} - detachments, default=0), BumpVersion(index))
 
 
-def _add_write(analysis: Analysis, index: int, record: InputRecord, is_written_through_views: bool) -> bool:
+def _add_write(placing: Placing, index: int, record: InputRecord, is_written_through_views: bool) -> bool:
     """Log the write of an input. Returns whether the version moves without a write."""
-    recorder, stand_in, initial = analysis.recorder, record.stand_in, record.initial
+    recorder, stand_in, initial = placing.recorder, record.stand_in, record.initial
     changes = recorder.changes.log.of(stand_in, InplaceView, SetData)
     kinds = {type(event.effect) for event in changes}
     if len(kinds) > 1:
@@ -113,35 +113,36 @@ def _add_write(analysis: Analysis, index: int, record: InputRecord, is_written_t
     if differentiable and record.spec.overlaps_itself:
         raise past_the_edges(recorder.changes.where(stand_in))
     value = recorder.values[stand_in] if differentiable else initial
-    out = analysis.add(
+    out = placing.graph.add(
         Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None
     )
     # Before the sizes or the memory change. Nobody can tell when elements are written that no version counts.
     at = min([max(writes, default=initial.storage.written_at), *(event.at for event in changes[:1])])
-    analysis.happens(at, Write(index, out, differentiable, counted or stand_in.is_inference()))
+    placing.happens(at, Write(index, out, differentiable, counted or stand_in.is_inference()))
     return False
 
 
-def _add_changes(analysis: Analysis, index: int, record: InputRecord) -> None:
+def _add_changes(placing: Placing, index: int, record: InputRecord) -> None:
     """Log the marks of an input and its changes of sizes."""
-    recorder, stand_in = analysis.recorder, record.stand_in
+    recorder, stand_in = placing.recorder, record.stand_in
     is_leaf = is_marked(stand_in)
     if is_leaf and not record.real.is_leaf and record.real.requires_grad and not is_view(record.real):
         raise _refused(recorder, record)
     for event in recorder.changes.log.of(stand_in, MarkRequiresGrad, Detach):
         if event.is_toggle:
-            analysis.happens(event.at, dataclasses.replace(event.effect, input=index))
+            placing.happens(event.at, dataclasses.replace(event.effect, input=index))
     # A leaf that requires grad did not do so then, in eager.
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_leaf
     for event in recorder.changes.log.of(stand_in, InplaceView):
         assert isinstance(event.effect, InplaceView)
         grad_enabled = event.effect.grad_enabled and not is_leaf
-        analysis.happens(event.at, dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled))
+        placing.happens(event.at, dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled))
 
 
-def _once_per_counter(analysis: Analysis, counted: list[int]) -> list[int]:
+def _once_per_counter(placing: Placing, counted: list[int]) -> list[int]:
     """One input per shared version counter: moving its version moves that of its aliases."""
-    records, (written, unwritten) = analysis.inputs.records, _moving(analysis)
+    records = placing.inputs.records
+    written, unwritten = _moving(placing.recorder, records, placing.log)
     kept: list[int] = []
     for index in counted:
         others = {*written, *((unwritten | {*kept}) - {index})}
@@ -150,18 +151,17 @@ def _once_per_counter(analysis: Analysis, counted: list[int]) -> list[int]:
     return kept
 
 
-def counted_along(analysis: Analysis) -> tuple[int, ...]:
+def counted_along(recorder: Recorder, records: list[InputRecord], log: list[Recorded]) -> tuple[int, ...]:
     """Inputs without a written element that share the version counter of a written input."""
-    records, (written, unwritten) = analysis.inputs.records, _moving(analysis)
-    moving = unwritten | {entry.effect.input for entry in analysis.log if isinstance(entry.effect, BumpVersion)}
+    written, unwritten = _moving(recorder, records, log)
+    moving = unwritten | {entry.effect.input for entry in log if isinstance(entry.effect, BumpVersion)}
     rest = [index for index in range(len(records)) if index not in written and index not in moving]
     return tuple(index for index in rest if _counted_with(moving, records, index))
 
 
-def _moving(analysis: Analysis) -> tuple[set[int], set[int]]:
+def _moving(recorder: Recorder, records: list[InputRecord], log: list[Recorded]) -> tuple[set[int], set[int]]:
     """Inputs whose version moves: with written elements, and resized or empty."""
-    recorder, records = analysis.recorder, analysis.inputs.records
-    writes = [entry.effect for entry in analysis.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
+    writes = [entry.effect for entry in log if isinstance(entry.effect, Write) and entry.effect.is_whole]
     counted = {write.input for write in writes if write.counted}
     written = {index for index in counted if records[index].spec.numel}
     reshaped = {index for index, r in enumerate(records) if recorder.changes.log.of(r.stand_in, InplaceView)}
@@ -177,15 +177,15 @@ def _counted_with(others: set[int], records: list[InputRecord], index: int) -> b
 # Inputs that take over a tensor's memory: `set_`, and assignments to `.data`.
 
 
-def add_swap(analysis: Analysis, index: int, memory: Handle) -> None:
+def add_swap(placing: Placing, index: int, memory: Handle) -> None:
     """Log the last swap of an input, to `memory`."""
-    recorder, records = analysis.recorder, analysis.inputs.records
+    recorder, records = placing.recorder, placing.inputs.records
     record = records[index]
     real, base = record.real, base_of(record.real) if is_view(record.real) else None
-    has_views = base in analysis.inputs.by_real or any(base_of(r.real) is real for r in records)
+    has_views = base in placing.inputs.by_real or any(base_of(r.real) is real for r in records)
     if is_written_with_history(record) or has_views or (base is not None and real.requires_grad and is_moved(record)):
         raise _refused(recorder, record)
-    analysis.happens(recorder.changes.log.of(record.stand_in, SetData)[-1].at, SetData(index, memory))
+    placing.happens(recorder.changes.log.of(record.stand_in, SetData)[-1].at, SetData(index, memory))
 
 
 def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> IdSet[torch.Tensor]:
@@ -210,10 +210,10 @@ def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
 # when the node is created, before all changes that the call makes.
 
 
-def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> None:
+def check_sizes(
+    recorder: Recorder, records: list[InputRecord], with_history: Sequence[torch.Tensor], gradients: Sequence[Any]
+) -> None:
     """Raise for an input if the sizes, dtype or accumulator of its gradients changed in the call."""
-    recorder, records = analysis.recorder, analysis.inputs.records
-    with_history = [fake for fake in analysis.fakes if fake is not None]
     for index in replaced(recorder, records):
         record, gradient = records[index], gradients[index]
         is_parted = record.real.is_leaf and _is_parted(with_history, record.leaf)

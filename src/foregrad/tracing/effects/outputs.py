@@ -25,9 +25,9 @@ from ..recorder.recorder import Recorder
 from ..tape.opinfo import CUTS, take_data
 from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .analysis import (
-    Analysis,
+from .handles import (
     BaseOutput,
+    Placing,
     alias_of_input,
     check_taken,
     last_swap,
@@ -38,45 +38,45 @@ from .analysis import (
     steps_between,
 )
 from .input_effects import add_effects, add_swap, check_histories, replaced
+from .results import Returned
 
 aten = torch.ops.aten
 
 
-def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
+def place_results(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Returned:
     """Decide for every written input and every output leaf how the runtime rebuilds it."""
-    analysis = Analysis(recorder, inputs)
     inputs.wrappers.check()
     views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if is_stand_in(tensor)]
     check_histories(recorder, inputs, views)
-    analysis.starts = starts_of(recorder, inputs.records)
-    add_effects(analysis)
-    tensors = tensor_outputs(analysis, leaves, paths)
-    analysis.bases = bases = bases_of(analysis, tensors)
+    placing = Placing(recorder, inputs, starts_of(recorder, inputs.records))
+    add_effects(placing)
+    tensors = tensor_outputs(placing, leaves, paths)
+    placing.bases = bases = bases_of(placing, tensors)
+    inference: dict[int, bool] = {}
     for key, group in tensors.items():
         first = group[0].tensor
-        analysis.inference[bases[key].output if key in bases else analysis.by_fake[first]] = first.is_inference()
+        inference[bases[key].output if key in bases else placing.graph.by_fake[first]] = first.is_inference()
     swaps = ById((event.tensor, event.at) for event in recorder.changes.log.events if event.after is not None)
+    outputs: list[OutputInfo] = []
     for leaf, path in zip(leaves, paths, strict=True):
-        analysis.outputs.append(_output(analysis, leaf, path))
+        outputs.append(_output(placing, leaf, path))
         if swaps and is_stand_in(leaf):
-            _check_exchanged(analysis, analysis.outputs[-1], leaf, swaps)
-        if getattr(analysis.outputs[-1], "steps", ()):
-            analysis.aliases.append((len(analysis.outputs) - 1, leaf))
+            _check_exchanged(placing, outputs[-1], leaf, swaps)
     for index in replaced(recorder, inputs.records):
         record = inputs.records[index]
-        add_swap(analysis, index, memory_of(analysis, last_swap(recorder, record), str(record.slot)))
-    return analysis
+        add_swap(placing, index, memory_of(placing, last_swap(recorder, record), str(record.slot)))
+    return Returned(placing.graph, outputs, placing.log, inference, frozenset(bases))
 
 
 # -------------------------------------------------------------------- outputs
 
 
-def _output(analysis: Analysis, leaf: object, path: str) -> OutputInfo:
-    inputs = analysis.inputs
+def _output(placing: Placing, leaf: object, path: str) -> OutputInfo:
+    inputs = placing.inputs
     if isinstance(leaf, torch.SymFloat):
-        value = analysis.recorder.decisions.numbers.entry_of(leaf)
+        value = placing.recorder.decisions.numbers.entry_of(leaf)
         if isinstance(value, Entry):
-            return Handle(path, None, analysis.add(Output(path), value, value.tensor, None))
+            return Handle(path, None, placing.graph.add(Output(path), value, value.tensor, None))
         leaf = value
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
@@ -89,43 +89,43 @@ def _output(analysis: Analysis, leaf: object, path: str) -> OutputInfo:
         record = inputs.by_real[leaf]
     if record is not None:
         return Handle(path, inputs.records.index(record))
-    return _memory(analysis, leaf, path)
+    return _memory(placing, leaf, path)
 
 
-def _marked(analysis: Analysis, leaf: torch.Tensor, value: Value, handle: Handle) -> None:
+def _marked(placing: Placing, leaf: torch.Tensor, value: Value, handle: Handle) -> None:
     """A result is a leaf that requires grad."""
-    analysis.happens(marked_at(analysis.recorder, leaf, value), MarkRequiresGrad(**place_of(handle)))
+    placing.happens(marked_at(placing.recorder, leaf, value), MarkRequiresGrad(**place_of(handle)))
 
 
-def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
+def _memory(placing: Placing, leaf: torch.Tensor, path: str) -> OutputInfo:
     """The output, be it as before or with a second tensor's memory."""
-    recorder = analysis.recorder
+    recorder = placing.recorder
     value = recorder.value_of(leaf)
     if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
         _check_view(recorder, leaf, path)
-    alias = alias_of_input(analysis, value, path)
+    alias = alias_of_input(placing, value, path)
     if alias is not None:
-        return _with_own_history(analysis, alias, leaf, value)[0]
+        return _with_own_history(placing, alias, leaf, value)[0]
     if value.storage.is_input:  # that an input had
         raise of_exchanged_memory(f"the output {path}")
-    existing = analysis.by_fake.get(leaf)
+    existing = placing.graph.by_fake.get(leaf)
     if existing is not None:
         handle = Handle(path, None, existing)
         if is_marked(leaf):
-            _marked(analysis, leaf, value, handle)
+            _marked(placing, leaf, value, handle)
         return handle
-    base = analysis.bases[value.storage]
+    base = placing.bases[value.storage]
     check_taken(recorder, value, base.value, (base.tensor,), path)
     alias = Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
-    _check_copy(recorder, leaf, analysis.fakes[base.output], alias.steps, path)
-    alias, has_own = _with_own_history(analysis, alias, leaf, value)
-    has_history = has_own or base.leaf or analysis.fakes[base.output] is not None
+    _check_copy(recorder, leaf, placing.graph[base.output].fake, alias.steps, path)
+    alias, has_own = _with_own_history(placing, alias, leaf, value)
+    has_history = has_own or base.leaf or placing.graph[base.output].fake is not None
     if not has_history and leaf.requires_grad:
         raise of_exchanged_memory(f"the output {path}")
     return alias
 
 
-def _with_own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[Handle, bool]:
+def _with_own_history(placing: Placing, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[Handle, bool]:
     """The handle of a view, and whether the view is a leaf or is given a history of its own.
 
     A view cut off its base has no history, but for a result of a custom Function, to autograd no view. A write with
@@ -135,9 +135,9 @@ def _with_own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, val
         return alias, False
     is_cut = any(step.op in CUTS for step in alias.steps)
     if is_usable(leaf) and leaf.is_leaf:
-        has_own = is_cut or analysis.recorder.changes.log.requires_itself(leaf)
+        has_own = is_cut or placing.recorder.changes.log.requires_itself(leaf)
         if has_own:
-            _marked(analysis, leaf, value, alias)
+            _marked(placing, leaf, value, alias)
         return alias, has_own
     is_made = is_usable(leaf) and is_from_custom_function(value, leaf)
     if (is_cut and not is_made) or (is_made and value.spec.overlaps_itself):
@@ -147,10 +147,10 @@ def _with_own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, val
     cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
     steps = (cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
     alias = dataclasses.replace(alias, steps=steps)
-    if leaf not in analysis.by_fake:
-        output = analysis.add(Output(alias.path), value.read(analysis.recorder.emit), value.spec, leaf)
+    if leaf not in placing.graph.by_fake:
+        output = placing.graph.add(Output(alias.path), value.read(placing.recorder.emit), value.spec, leaf)
         write = Write(output=output, differentiable=True, counted=False, **place_of(alias))
-        analysis.happens(value.storage.written_at, write)
+        placing.happens(value.storage.written_at, write)
     return alias, True
 
 
@@ -167,15 +167,15 @@ def _check_copy(
         raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
 
 
-def _check_exchanged(analysis: Analysis, info: OutputInfo, leaf: torch.Tensor, swaps: ById[torch.Tensor, int]) -> None:
+def _check_exchanged(placing: Placing, info: OutputInfo, leaf: torch.Tensor, swaps: ById[torch.Tensor, int]) -> None:
     """What was taken of a tensor before it was given other memory shares with it what a call can't put together: it is
     a view of it, or counts its writes with it.
     """
-    recorder, value = analysis.recorder, analysis.recorder.value_of(leaf)
+    recorder, value = placing.recorder, placing.recorder.value_of(leaf)
     of = info.input if isinstance(info, Handle) else None
     for tensor, at in swaps.items():
         was_taken = value.born < at
-        is_apart = of is None or analysis.inputs.records[of].stand_in is not tensor
+        is_apart = of is None or placing.inputs.records[of].stand_in is not tensor
         if (is_view(leaf) and base_of(leaf) is tensor and was_taken) or (
             leaf is not tensor and is_apart and share_counters(leaf, tensor)
         ):
@@ -232,9 +232,9 @@ class _Member:
     value: Value
 
 
-def tensor_outputs(analysis: Analysis, leaves: list[object], paths: list[str]) -> dict[Storage, list[_Member]]:
+def tensor_outputs(placing: Placing, leaves: list[object], paths: list[str]) -> dict[Storage, list[_Member]]:
     """Outputs in memory that is no input's, by their storage; each tensor once."""
-    recorder, inputs = analysis.recorder, analysis.inputs
+    recorder, inputs = placing.recorder, placing.inputs
     by_storage: dict[Storage, list[_Member]] = {}
     seen: IdSet[torch.Tensor] = IdSet()
     for record in map(inputs.records.__getitem__, replaced(recorder, inputs.records)):
@@ -252,9 +252,9 @@ def tensor_outputs(analysis: Analysis, leaves: list[object], paths: list[str]) -
     return by_storage
 
 
-def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> dict[Storage, BaseOutput]:
+def bases_of(placing: Placing, by_storage: dict[Storage, list[_Member]]) -> dict[Storage, BaseOutput]:
     """Graph outputs for every memory; {storage: its base} where outputs are views of one."""
-    recorder, inputs = analysis.recorder, analysis.inputs
+    recorder, inputs = placing.recorder, placing.inputs
     bases: dict[Storage, BaseOutput] = {}
     for key, group in by_storage.items():
         first, path, value = group[0].tensor, group[0].path, group[0].value
@@ -262,7 +262,7 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
         if all(member.tensor in inputs.by_stand_in for member in group) or _owns_more(inputs, group):
             root = value.root  # an input comes to own the whole memory
             whole = Base(tuple(Output(member.path) for member in group))
-            output = analysis.add(whole, root.read(recorder.emit), root.spec, None)
+            output = placing.graph.add(whole, root.read(recorder.emit), root.spec, None)
             bases[key] = BaseOutput(root, output, ())
             continue
         is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
@@ -275,10 +275,10 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
             is_data = any(above.view is not None and above.view.op is take_data for above in chain_of(value))
             if is_data and not first.requires_grad:
                 # A tensor that autograd saved of this memory keeps a version counter of its own.
-                output = analysis.add(Base((Output(path),)), entry, value.spec, None)
+                output = placing.graph.add(Base((Output(path),)), entry, value.spec, None)
                 bases[key] = BaseOutput(value, output, (ViewStep(take_data, (), (), None, id(value), True),))
                 continue
-            analysis.add(Output(path), entry, value.spec, first)
+            placing.graph.add(Output(path), entry, value.spec, first)
             continue
         base = _common_base(recorder, [member.value for member in group])
         assert base.fake is not None
@@ -288,9 +288,9 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
         leaf = is_marked(base.fake)
         if leaf and base.parent is not None:  # not of the tensor from before a resize: that tensor is no leaf
             entry = recorder.emit(aten.detach.default, entry, spec=base.spec)
-        bases[key] = BaseOutput(base, analysis.add(slot, entry, base.spec, base.fake), (), leaf, base.fake)
+        bases[key] = BaseOutput(base, placing.graph.add(slot, entry, base.spec, base.fake), (), leaf, base.fake)
         if leaf:
-            analysis.happens(marked_at(recorder, base.fake, base), MarkRequiresGrad(-1, result=bases[key].output))
+            placing.happens(marked_at(recorder, base.fake, base), MarkRequiresGrad(-1, result=bases[key].output))
     return bases
 
 

@@ -74,7 +74,7 @@ class OpenInputs:
     def check_gradients(self) -> None:
         """Raise where the capture is to begin again, with known kinds of gradients."""
 
-    def in_gradients(self, analysis: Any, differentiable: Sequence[int]) -> dict[str, Any]:
+    def in_gradients(self, returned: Any, differentiable: Sequence[int]) -> dict[str, Any]:
         """Fields of the signature's `GradientInfo`."""
         return {}
 

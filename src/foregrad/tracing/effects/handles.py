@@ -1,4 +1,4 @@
-"""The findings about a function after its run: its graph outputs, and their use by a call."""
+"""Handles: the input or graph output that a tensor is a view of, and the view's steps."""
 
 from __future__ import annotations
 
@@ -8,33 +8,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view
-from ...graph.effect_log import (
-    CheckInfo,
-    Effect,
-    Given,
-    Handle,
-    MarkRequiresGrad,
-    Recorded,
-    Result,
-    SetData,
-    TakeView,
-    ViewStep,
-)
-from ...graph.meta import TensorSpec
-from ...graph.signature import DecisionInfo, OutputInfo
-from ...graph.slots import Checked, Decision, Slot
-from ...identity import ById
+from ..._torch.tensors import allows_writes, base_of, is_usable, is_view
+from ...graph.effect_log import Effect, Handle, MarkRequiresGrad, Recorded, SetData, TakeView, ViewStep
 from ..heap.alias import Storage, Value, chain_of
 from ..heap.records import InputRecord, is_moved
 from ..heap.refusals import of_exchanged_memory, taken_before
 from ..heap.views import View
 from ..inputs.inputs import Inputs
-from ..kernels.checks import Check
 from ..recorder.recorder import Recorder
 from ..tape.opinfo import CUTS
-from ..tape.tape import Entry
-from ..values.decisions import Decided
+from .results import GraphResults
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,74 +35,23 @@ class BaseOutput:
 
 
 @dataclasses.dataclass(slots=True)
-class Analysis:
-    """What `analyze` finds. `fakes[i]` is the autograd tensor of graph output i, when it carries gradients. `bases`: by
-    a storage that is no input's, what gives it. `log`: what a call does to inputs, results and views, when.
+class Placing:
+    """The results of a function on their way to `Returned`. `bases`: by a storage that is no input's, the output that
+    gives it. `starts`: the inputs' values. `log`: effects on inputs, results and views, each with its time.
     """
 
     recorder: Recorder
     inputs: Inputs
+    starts: dict[Value, Start]
+    graph: GraphResults = dataclasses.field(default_factory=GraphResults)
     bases: dict[Storage, BaseOutput] = dataclasses.field(default_factory=dict)
-    slots: list[Slot] = dataclasses.field(default_factory=list)
-    entries: list[Entry] = dataclasses.field(default_factory=list)
-    specs: list[TensorSpec] = dataclasses.field(default_factory=list)
-    fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
     log: list[Recorded] = dataclasses.field(default_factory=list)
-    starts: dict[Value, Start] = dataclasses.field(default_factory=dict)
-    outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
-    aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
-    inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?
-    by_fake: ById[torch.Tensor, int] = dataclasses.field(default_factory=ById)  # graph output
-
-    def carrying_gradients(self) -> list[int]:
-        """The graph outputs that autograd has a history of."""
-        return [i for i, fake in enumerate(self.fakes) if fake is not None]
-
-    def shows(self, *tensors: torch.Tensor) -> bool:
-        """Whether the caller can reach one of the tensors, or its memory."""
-        values = [self.recorder.value_of(tensor).root for tensor in tensors]
-        given = {self.recorder.value_of(fake).root.storage for fake in self.by_fake} | self.bases.keys()
-        return any(value.storage.is_input or value.storage in given for value in values)
 
     def happens(self, at: int, effect: Effect) -> None:
         """Log an effect on an input, a result or a view."""
         self.log.append(Recorded(at, effect))
 
-    def add(self, slot: Slot, entry: Entry, spec: TensorSpec, fake: torch.Tensor | None) -> int:
-        """One more graph output."""
-        self.slots.append(slot)
-        self.entries.append(entry)
-        self.specs.append(spec)
-        self.fakes.append(fake if fake is not None and fake.requires_grad and history_of(fake) is not None else None)
-        if fake is not None:
-            self.by_fake[fake] = len(self.slots) - 1
-        return len(self.slots) - 1
 
-    def decisions(self, made: list[Decided]) -> tuple[DecisionInfo, ...]:
-        """Values that the program read become graph outputs, behind all others."""
-        found = []
-        for decided in made:
-            out = self.add(
-                Decision(decided.where, decided.symbol is not None), decided.entry, decided.entry.tensor, None
-            )
-            found.append(DecisionInfo(out, decided.value, decided.where, decided.is_tensor, decided.symbol))
-        return tuple(found)
-
-    def checks(self, made: list[Check], records: list[InputRecord]) -> tuple[CheckInfo, ...]:
-        """What operators without results are given becomes graph outputs, unless it is an input or one of them."""
-        known: dict[Entry, Given | Result] = {entry: Result(i) for i, entry in enumerate(self.entries)}
-        known |= {record.entry: Given(i) for i, record in enumerate(records)}
-        checks = [check for check in made if not check.in_backward]
-        for check in checks:
-            for entry in check.entries():
-                if entry not in known:
-                    known[entry] = Result(self.add(Checked(check.where), entry, entry.tensor, None))
-        return tuple(check.info(lambda entry: known[entry]) for check in checks)
-
-
-# -------------------------------------------------------------------- handles
-# Handles: the input or graph output that a tensor is a view of, and the view's steps.
-#
 # A call takes views of inputs last, after all changes to the inputs. A view that would differ by then is refused: the
 # input has new memory, or its `requires_grad` changed, since the function took the view.
 
@@ -155,33 +87,33 @@ def starts_of(recorder: Recorder, records: list[InputRecord]) -> dict[Value, Sta
     return starts
 
 
-def _start_of(analysis: Analysis, value: Value | None) -> tuple[Value, Start] | None:
+def _start_of(placing: Placing, value: Value | None) -> tuple[Value, Start] | None:
     """The nearest value of an input on the way from a value to its root; None without one."""
-    while value is not None and value not in analysis.starts:
+    while value is not None and value not in placing.starts:
         value = value.parent
-    return None if value is None else (value, analysis.starts[value])
+    return None if value is None else (value, placing.starts[value])
 
 
-def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None:
+def alias_of_input(placing: Placing, value: Value, path: str) -> Handle | None:
     """A view of an input, from what the input is after the call."""
-    found = _start_of(analysis, value)
+    found = _start_of(placing, value)
     if found is None:
         return None
     at, start = found
-    record = analysis.inputs.records[start.input]
+    record = placing.inputs.records[start.input]
     if start.is_former:
-        raise of_exchanged_memory(f"the output {path}", analysis.recorder.changes.where(record.stand_in))
+        raise of_exchanged_memory(f"the output {path}", placing.recorder.changes.where(record.stand_in))
     whole = base_of(record.real)
-    bases = (other.stand_in for other in analysis.inputs.records if whole is not None and other.real is whole)
-    check_taken(analysis.recorder, value, at, (record.stand_in, *bases), path)
+    bases = (other.stand_in for other in placing.inputs.records if whole is not None and other.real is whole)
+    check_taken(placing.recorder, value, at, (record.stand_in, *bases), path)
     steps = steps_between(value, at)
     # Several views made at once may not be used, and no view of them may be taken, once one of them is written: each
     # link is taken at its own time.
     is_barred = is_view(record.real) and not allows_writes(record.real) and is_moved(record)
     if is_barred or (value.fake is not None and not is_usable(value.fake)):
         for count, link in enumerate(_values_between(value, at), 1):
-            analysis.happens(link.born, TakeView(start.input, path, steps=steps[:count]))
-    elif at is not analysis.recorder.values[record.stand_in]:  # its sizes have changed since
+            placing.happens(link.born, TakeView(start.input, path, steps=steps[:count]))
+    elif at is not placing.recorder.values[record.stand_in]:  # its sizes have changed since
         steps = (as_it_was(at), *steps)
     return Handle(path, start.input, None, steps)
 
@@ -198,19 +130,19 @@ def check_taken(recorder: Recorder, value: Value, base: Value, owners: Iterable[
             raise taken_before(f"the output {path}", recorder.changes.where(event.tensor))
 
 
-def memory_of(analysis: Analysis, value: Value, path: str) -> Handle:
+def memory_of(placing: Placing, value: Value, path: str) -> Handle:
     """The memory that a tensor took over, which is `value` since."""
-    found = _start_of(analysis, value.parent)
+    found = _start_of(placing, value.parent)
     if found is not None:
         at, start = found
         source = Handle(path, start.input, None, steps_between(value, at))
         if start.is_former:  # taken while the input has that memory
             first = _values_between(value, at)[0]
-            analysis.happens(first.born, TakeView(start.input, path, steps=source.steps[:1]))
+            placing.happens(first.born, TakeView(start.input, path, steps=source.steps[:1]))
         return source
     if value.storage.is_input:
         raise of_exchanged_memory(path)
-    base = analysis.bases[value.storage]
+    base = placing.bases[value.storage]
     return Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
 
 
