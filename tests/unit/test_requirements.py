@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import foregrad
-from foregrad._torch import requirements
-from foregrad._torch.requirements import FALLS_BACK, missing, untested, warn_if_untested
+from foregrad._torch import versions
+from foregrad._torch.versions import untested, warn_if_untested
 from foregrad.errors import ForegradWarning
+from foregrad.tools._torch import requirements
+from foregrad.tools._torch.requirements import FALLS_BACK, missing
 from tests.unit.test_layers import is_private, names_of_torch
 
 
@@ -75,7 +77,7 @@ def test_versions_that_are_not(version):
 
 
 def test_an_untested_version_is_told_once_and_not_refused(monkeypatch):
-    monkeypatch.setattr(requirements, "NEWEST", (2, 10))
+    monkeypatch.setattr(versions, "NEWEST", (2, 10))
     warn_if_untested.cache_clear()
     x = torch.ones(3)
     with pytest.warns(ForegradWarning, match="is tested with PyTorch"):

@@ -15,7 +15,7 @@ from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
 from ..locks import ProcessPatch
-from .requirements import is_at_least
+from .versions import is_at_least
 
 __all__ = ["TorchFunctionMode", "forward_ad"]  # handed on
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .requirements import is_at_least
 from .tensors import history_of
+from .versions import is_at_least
 
 # PyTorch's nodes that give zeros, as custom Functions do, where most nodes leave a gradient undefined; and nodes whose
 # further outputs (statistics) decide by their gradients whether anything is passed on.

@@ -41,9 +41,8 @@ from ..graph.meta import TensorSpec, respecify, spec_of
 from ..graph.role import LAID_OUT, PREPARED, GraphRole, called_region, role_of
 from ..identity import attributed
 from ..interrupts import deliver
-from ..passes.aliasing import copy_shared_results, results_of, written_inputs
+from ..passes.aliasing import results_of, written_inputs
 from ..passes.decompose import decompose
-from ..passes.mutations import copied_early
 from ._torch import inductor
 from ._torch.kernels import kernels_together
 from .convolutions import (
@@ -54,6 +53,7 @@ from .convolutions import (
     with_weights_laid_out,
     with_whole_laid_out,
 )
+from .copies import copied_early, copy_shared_results
 from .numbers import ONE_BY_ONE, fill_in_constants, known_first, numbers_in_a_tensor
 from .regions import outlined, sums_first
 from .repeats import has_marked_calls, is_view, layout_key

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.fakes import FakeTensor
 from .._torch.graphs import body_of, ends_of
 from .._torch.ops import OpOverload
-from ..graph.meta import TensorSpec, spec_of
 from ..tracing.tape.opinfo import op_info
 
 aten = torch.ops.aten
@@ -68,52 +66,3 @@ def written_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
             written = [node.args[i] for i in op_info(node.target).writes if i < len(node.args)]
             roots.update(memory_of(value, inputs)[0] for value in written if isinstance(value, fx.Node))
     return tuple(i for i, node in enumerate(inputs) if node in roots)
-
-
-def copy_shared_results(gm: fx.GraphModule, before: fx.GraphModule, mode: object) -> bool:
-    """Copy each result of `gm` that shares memory with an input or a result, and does not in `before`.
-
-    `gm` was made from `before` by passes that keep the order of inputs and results. The copies have the strides of the
-    results in `before`. Returns whether there is any.
-    """
-    output = next(iter(reversed(gm.graph.nodes)))
-    results = results_of(gm)
-    inputs = zip(*(graph.find_nodes(op="placeholder") for graph in (gm.graph, before.graph)), strict=True)
-    owners: dict[Memory, Memory] = {(new, None): (old, None) for new, old in inputs}
-    copied = False
-    for i, (new, old) in enumerate(zip(results, results_of(before), strict=True)):
-        if not isinstance(new, fx.Node) or not isinstance(old, fx.Node) or not isinstance(spec_of(old), TensorSpec):
-            continue
-        memory, promised = memory_of(new), memory_of(old)
-        if memory[0].op == "get_attr" and promised[0].op == "get_attr":
-            continue
-        if memory[0].op != "get_attr" and owners.setdefault(memory, promised) == promised:
-            continue
-        with gm.graph.inserting_before(output):
-            results[i] = _copy(gm.graph, new, spec_of(old), mode)
-        owners[(results[i], None)] = promised
-        copied = True
-    if copied:
-        output.args = (results,)
-    return copied
-
-
-def _copy(graph: fx.Graph, node: fx.Node, spec: TensorSpec, mode: object) -> fx.Node:
-    """A copy of the value of `node`, laid out as `spec` says."""
-    value = node.meta["val"]
-    if not spec.is_static or tuple(value.stride()) == spec.stride or not spec.is_dense:
-        return _call(graph, mode, aten.clone.default, node)
-    order = sorted(range(len(spec.shape)), key=lambda dim: (spec.stride[dim], spec.shape[dim] != 1), reverse=True)
-    turned = _call(graph, mode, aten.permute.default, node, order)
-    laid_out = _call(graph, mode, aten.clone.default, turned, memory_format=torch.contiguous_format)
-    return _call(graph, mode, aten.permute.default, laid_out, [order.index(dim) for dim in range(len(order))])
-
-
-def _call(graph: fx.Graph, mode: Any, op: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
-    value = node.meta["val"]
-    if not isinstance(value, FakeTensor):
-        value = mode.from_tensor(value)  # a constant's
-    call = graph.call_function(op, (node, *args), kwargs)
-    with torch.no_grad(), mode:
-        call.meta["val"] = op(value, *args, **kwargs)
-    return call

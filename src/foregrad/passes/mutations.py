@@ -59,25 +59,6 @@ def copied_inside(graph: fx.Graph, updates: Iterable[tuple[int, int]]) -> list[f
     return copies
 
 
-def copied_early(graph: fx.Graph, updates: Sequence[tuple[int, int]]) -> None:
-    """As `copied_inside`, but each update and its `copy_` come as soon as they can. A compiler that orders kernels by
-    its own estimate of memory begins with the order of the graph.
-    """
-    if not may_be_scheduled([*graph.nodes]):
-        copied_inside(graph, updates)
-        return
-    *ordered, output = scheduled([*graph.nodes], updates)[0]
-    for node in ordered:
-        output.prepend(node)
-    copies, aliases = copied_inside(graph, updates), by_memory(ordered)
-    late, position = {output, *copies}, {node: number for number, node in enumerate(ordered)}
-    for copy in copies:
-        old, new = copy.all_input_nodes
-        readers = {user for alias in aliases[memory_of(old)] for user in alias.users} - {copy}
-        if late.isdisjoint(readers):
-            max(new, *readers, key=position.__getitem__).append(copy)
-
-
 # -------------------------------------------------------------------- donated inputs
 # Donated inputs: inputs of a backward that it may overwrite, since the forward made them for it alone.
 #

@@ -28,12 +28,12 @@ from typing import Any
 
 import torch
 
-from .._torch.guards import functions_of_c
 from ..frontend.source import ABSENT, reference, table_of
 from ..frontend.values import is_plain
 from ..graph.source import in_order
 from ..house import is_house_code
 from ..locks import Replacements
+from ._torch.check_tree import functions_of_c
 from .code import instructions_of, look_at
 from .expected import Expected
 from .holders import read_decimals

@@ -29,12 +29,12 @@ from typing import Any
 
 import torch
 
-from .._torch.guards import GLOBAL_HOOKS
 from .._torch.hooks import gradient_hooks
 from .._torch.stand_ins import is_stand_in
 from ..frontend.source import ABSENT, table_of
 from ..frontend.values import PLAIN
 from . import holders as kinds
+from ._torch.check_tree import GLOBAL_HOOKS
 from ._torch.recurrent import attributes_of
 from .code import Seen, imported_modules, look_at, stored_in
 from .expected import stored

@@ -28,11 +28,12 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .._torch.guards import GLOBAL_HOOKS, CheckTree, TensorGuards, dict_version, versions_tell
+from .._torch.guards import TensorGuards
 from .._torch.native import make_tensor_check, make_version_check
 from ..dispatch.explain import Difference
 from ..frontend.source import ABSENT, table_of
 from ..frontend.values import describe, same_value
+from ._torch.check_tree import GLOBAL_HOOKS, CheckTree, dict_version, versions_tell
 from .expected import Expected
 from .opaque import is_cached_function
 from .reads import Reads, ReadSite, items_in, tensors_in_key

@@ -13,9 +13,9 @@ import torch
 
 from .._torch.engine import force_view_tracking, no_saved_tensors_hooks, symbolic_composites
 from .._torch.patches import outside, patched
-from .._torch.requirements import warn_if_untested
 from .._torch.symbols import is_ragged
 from .._torch.tensors import gradient_of, is_usable
+from .._torch.versions import warn_if_untested
 from .._torch.wrappers import is_of_capture
 from ..errors import ForegradError, InternalError, UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from ..frontend.arrays import tensor_over

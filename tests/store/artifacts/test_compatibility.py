@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad._torch.requirements import NEWEST, OLDEST
+from foregrad._torch.versions import NEWEST, OLDEST
 from tests.store.artifacts.store import NAMES, STORED, results, stem_of
 
 FILES = sorted(STORED.glob("*.foregrad"))

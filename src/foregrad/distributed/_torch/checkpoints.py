@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.utils.checkpoint as checkpoint_module
 
-from ..._torch.requirements import is_at_least
+from ..._torch.versions import is_at_least
 from ...locks import Bind
 
 

@@ -23,7 +23,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from ..._torch.fakes import FakeTensor
-from ..._torch.requirements import is_at_least
+from ..._torch.versions import is_at_least
 
 _ONCE = f'File "{torch.autograd.function.__file__}"'
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')

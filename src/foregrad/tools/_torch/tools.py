@@ -21,8 +21,9 @@ from ..._torch.histories import nodes_behind
 from ..._torch.memory import peak_bytes
 from ..._torch.nested import mapped, tensors_in
 from ..._torch.ops import OpOverload
-from ..._torch.requirements import missing, untested
 from ..._torch.tensors import storage_key, version_of
+from ..._torch.versions import untested
+from .requirements import missing
 
 __all__ = [
     "OpOverload", "ThreadDispatchMode", "is_absent", "is_random", "make_graph_module", "mapped", "missing",

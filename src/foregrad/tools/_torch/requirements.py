@@ -12,28 +12,14 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import operator
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..errors import ForegradWarning
-
-_PACKAGE = Path(__file__).parents[1]
-OLDEST, NEWEST = (2, 11), (2, 15)
-"""The minor versions of PyTorch that the tests run on, the first and the last."""
-
-
-def is_at_least(*version: int) -> bool:
-    """Whether the installed PyTorch is this version, or a later version."""
-    return bool(operator.ge(torch.__version__, version))
-
+_PACKAGE = Path(__file__).parents[2]
 
 _IN_ALL = "nothing: capturing any function needs it"
 _SIZES = "nothing: symbolic sizes need it; with `dynamic=False` there are none"
@@ -45,7 +31,7 @@ FALLS_BACK = {
     "size_arithmetic": _SIZES,
     "symbols": _SIZES,
 }
-"""By file of this folder, by annex, or by annex and file."""
+"""By file of the core's door, by annex, or by annex and file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +82,7 @@ def missing() -> list[tuple[str, str, str]]:
 
 
 def doors() -> list[Path]:
-    """The sources that use private names: the core's door, this folder, and each annex's own."""
+    """The sources that use private names: the core's door and each annex's own."""
     return sorted({*_PACKAGE.glob("*/_torch.py"), *_PACKAGE.rglob("_torch/*.py")})
 
 
@@ -244,28 +230,3 @@ def _shape_of(call: ast.Call | None) -> tuple[int, tuple[str, ...]] | None:
         return None
     names = tuple(keyword.arg for keyword in call.keywords if keyword.arg is not None)
     return (len(call.args), names) if len(names) == len(call.keywords) else None
-
-
-# --------------------------------------------------------------------------------------------------------- versions
-
-
-def untested(version: str | None = None) -> str | None:
-    """The warning for a version of PyTorch (default: the installed one) without tests; None for tested versions."""
-    text = torch.__version__ if version is None else version
-    numbers = re.match(r"(\d+)\.(\d+)", text)
-    minor = (int(numbers[1]), int(numbers[2])) if numbers else NEWEST
-    if OLDEST <= minor <= NEWEST:
-        return None
-    tested = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
-    return (
-        f"foregrad is tested with PyTorch {tested}, this is {text}: functions of PyTorch that have changed run "
-        "eagerly or raise. `python -m foregrad doctor` lists the differences of this version."
-    )
-
-
-@functools.cache
-def warn_if_untested() -> None:
-    """Warn of an untested PyTorch, once in a process."""
-    message = untested()
-    if message is not None:
-        warnings.warn(message, ForegradWarning, stacklevel=2)
