@@ -40,9 +40,18 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 Arrow = tuple[str, str]  # a module and one that it imports
 
 
+parsed = functools.cache(ast.parse)
+
+
 @functools.cache
 def sources() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    return {path: parsed(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@functools.cache
+def nodes_of(tree: ast.AST) -> list[ast.AST]:
+    """All nodes of a tree: to walk it takes as long as to parse it."""
+    return list(ast.walk(tree))
 
 
 def module_of(path: Path) -> str:
@@ -56,7 +65,7 @@ def imports(path: Path, tree: ast.Module, modules: dict[str, Path]) -> Iterator[
     """
     package = module_of(path).split(".") if path.name == "__init__.py" else module_of(path).split(".")[:-1]
     names: list[str] = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             full = ".".join([*base, *([node.module] if node.module else [])])
@@ -106,7 +115,7 @@ def lines_of_code(path: Path, tree: ast.Module) -> int:
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
         if token.type not in _NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
             lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     return len(lines)
@@ -123,7 +132,7 @@ def untyped() -> dict[str, tuple[int, int]]:
                 names |= {target.id for target in targets if isinstance(target, ast.Name)}
     found: dict[str, tuple[int, int]] = {}
     for path, tree in core.items():
-        nodes = [*ast.walk(tree)]
+        nodes = [*nodes_of(tree)]
         for node in tuple(nodes):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and "Any" in node.value:
                 with contextlib.suppress(SyntaxError):
@@ -161,13 +170,13 @@ def figures() -> dict[str, float]:
     texts = [
         ast.get_docstring(node) or ""
         for tree in sources().values()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, _DOCUMENTED)
     ]
     classes: dict[str, set[Path]] = defaultdict(set)
     fields = 0
     for path, tree in sources().items():
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.ClassDef):
                 classes[node.name].add(path)
                 if node.name == "Signature":

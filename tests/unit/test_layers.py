@@ -7,18 +7,18 @@ can't tell `torch` from `torch._C`; these tests read the sources instead.
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.house.measure import nodes_of, parsed
+
 PACKAGE = Path(__file__).parents[2] / "src" / "foregrad"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE, LONGEST_CLASS_OF_TRACING = 600, 300
 MOST_PARAMETERS = 8
-parsed = functools.cache(ast.parse)
 # Doors that have the parameters of PyTorch's, or a setting each.
 DOORS = {
     "compile",
@@ -53,7 +53,7 @@ def names_of_torch(tree: ast.Module) -> Iterator[tuple[int, str]]:
     `torch.ops.aten.x` stops at `torch.ops`: what follows names an operator, and operators may be underscored.
     """
     bound: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -70,7 +70,7 @@ def names_of_torch(tree: ast.Module) -> Iterator[tuple[int, str]]:
             text = node.args[0].value
             if isinstance(text, str) and re.fullmatch(r"(torch|functorch)(\.\w+)*", text):
                 yield node.lineno, text
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Attribute):
             dotted = dotted_name(node)
             head, _, rest = dotted.partition(".")
@@ -141,13 +141,13 @@ def test_files_are_short():
     texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
     assert [path for path, text in texts.items() if len(text.splitlines()) > LONGEST_FILE] == []
     of_tracing = [text for path, text in texts.items() if path.is_relative_to(PACKAGE / "tracing")]
-    classes = [node for text in of_tracing for node in ast.walk(parsed(text)) if isinstance(node, ast.ClassDef)]
+    classes = [node for text in of_tracing for node in nodes_of(parsed(text)) if isinstance(node, ast.ClassDef)]
     assert [c.name for c in classes if c.end_lineno - c.lineno >= LONGEST_CLASS_OF_TRACING] == []
 
 
 def test_functions_have_few_parameters():
     trees = ((path, parsed(path.read_text(encoding="utf-8"))) for path in SOURCES)
-    functions = ((path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    functions = ((path, node) for path, tree in trees for node in nodes_of(tree) if isinstance(node, ast.FunctionDef))
     many = {f.name: path for path, f in functions if len(parameters_of(f)) > MOST_PARAMETERS}
     assert many.keys() == DOORS
 

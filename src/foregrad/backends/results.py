@@ -164,7 +164,7 @@ class Contract:
         repairs = self._repairs(out, inputs)
         if repairs:
             _copy(out, repairs)
-            run = _copying(run, repairs)
+            return out, None if self.always or self.hold else lambda values: _copy(run(values), repairs)
         return out, None if self.always or self.hold else run
 
     # -- faults that can't be repaired
@@ -436,10 +436,6 @@ def _shown(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {TensorSpec.of(value)!r}"
     return "None" if value is None else f"an object of type `{type(value).__name__}`"
-
-
-def _copying(run: Run, repairs: Repairs) -> Run:
-    return lambda values: _copy(run(values), repairs)
 
 
 def _copy(out: list[Any], repairs: Repairs) -> list[Any]:

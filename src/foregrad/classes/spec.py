@@ -179,7 +179,8 @@ def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
     for name, part in parts.items():
         spec = spec_of(part) if is_wrapper(part) else None
         inner.append(spec)
-        carries += [_has_gradients(part.dtype) and not (jagged and name != CARRYING)] if spec is None else spec.carries
+        is_inexact = part.dtype.is_floating_point or part.dtype.is_complex
+        carries += [is_inexact and not (jagged and name != CARRYING)] if spec is None else spec.carries
     if has_symbolic(metadata):
         raise UnsupportedTensorError(
             f"the metadata of a {type(wrapper).__qualname__} hold a size that varies from call to call. Compile with "
@@ -214,10 +215,6 @@ def rebuilt(spec: WrapperSpec, parts: Sequence[torch.Tensor]) -> Any:
 
 def _is_same(value: Any, constant: Any) -> bool:
     return value is constant or (type(value) is type(constant) and bool(value == constant))
-
-
-def _has_gradients(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 # -------------------------------------------------------------------- sizes

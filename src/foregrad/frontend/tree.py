@@ -323,7 +323,13 @@ def open_arguments(
     unread: Sequence[object] = (),
 ) -> Opened:
     """Open the arguments of a call, but for the containers that are `unread`. A stepper (see `STEPPERS`) is a leaf."""
-    opener = _Opener(_stepper, new_samples(), makes=False, array=array, unread=unread)
+    opener = _Opener(
+        lambda value: value if isinstance(value, STEPPERS) else None,
+        new_samples(),
+        makes=False,
+        array=array,
+        unread=unread,
+    )
     trees = list(map(opener.open, args))
     positional = Tree("tuple", tuple, None, tuple(trees), sum(tree.size for tree in trees))
     children = tuple(map(opener.open, kwargs.values()))
@@ -344,10 +350,6 @@ def is_kept_whole(value: object) -> bool:
     don't keep these objects alive.
     """
     return isinstance(value, (torch.nn.Module, *STEPPERS)) and not is_opaque_value(value)
-
-
-def _stepper(value: object) -> object:
-    return value if isinstance(value, STEPPERS) else None
 
 
 class _Opener:

@@ -90,7 +90,7 @@ def aot_export_joint_with_descriptors(
     """
     if disable_functionalization:
         raise UnsupportedError("graphs are functional: pass disable_functionalization=False")
-    mode = _mode_of(mod, args, kwargs)
+    mode = fake_mode_of([*mod.parameters(), *mod.buffers(), *tensors_in((args, kwargs))])
     args, kwargs = _arguments(mode, tuple(args), dict(kwargs or {}), plain=ignore_shape_env)
     call = _call(mod, args, kwargs)
     name = type(mod).__name__
@@ -194,11 +194,6 @@ def _call(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat
         return self(*args, **kwargs)
 
     return flatten_call(call_module, args, kwargs)
-
-
-def _mode_of(mod: nn.Module, *arguments: Any) -> Any:
-    """The fake mode of the module's fakes and those among the arguments, or of the active trace; None without any."""
-    return fake_mode_of([*mod.parameters(), *mod.buffers(), *tensors_in(arguments)])
 
 
 def _arguments(

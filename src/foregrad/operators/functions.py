@@ -139,10 +139,6 @@ def _torch_ctc_loss(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return _ctc_loss(*args, **kwargs)
 
 
-def _sym_math(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    return SYM_MATH[func](*args)
-
-
 def _tolist(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return numbers_in(args[0])
 
@@ -162,10 +158,6 @@ def _contents(tensor: torch.Tensor) -> torch.Tensor:
     return recorder.contents(tensor)
 
 
-def _pack(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    return _packed(func, *args, **kwargs)
-
-
 def _packed(func: Any, input: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
     known = _contents(lengths)
     with plain_execution():  # its checks, and the sizes of the batches
@@ -174,10 +166,6 @@ def _packed(func: Any, input: torch.Tensor, lengths: torch.Tensor, batch_first: 
         index = _index(sizes)
     data = (input.transpose(0, 1) if batch_first else input)[tuple(map(torch.tensor, index))].contiguous()
     return data, torch.tensor(sizes.tolist(), dtype=sizes.dtype)
-
-
-def _pad(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    return _padded(func, *args, **kwargs)
 
 
 def _padded(
@@ -203,18 +191,15 @@ def _index(sizes: torch.Tensor) -> tuple[list[int], list[int]]:
 
 def _recurrent(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A recurrent layer over a packed sequence; over a padded one, its second argument is no tensor."""
-    if len(args) > 2 and isinstance(args[1], torch.Tensor) and not isinstance(args[2], bool) and _is_packed(args):
+    # Packed: data, sizes, states, weights. Padded: data, states, weights, and a bool.
+    if len(args) > 3 and isinstance(args[1], torch.Tensor) and isinstance(args[3], (list, tuple)):
         args = (args[0], _contents(args[1]), *args[2:])
     return func(*args, **kwargs)
 
 
-def _is_packed(args: tuple[Any, ...]) -> bool:
-    return isinstance(args[3], (list, tuple))  # data, sizes, states, weights; otherwise data, states, weights, ...
-
-
 PACKERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
-    PACK_PADDED: _pack,
-    PAD_PACKED: _pad,
+    PACK_PADDED: lambda func, args, kwargs: _packed(func, *args, **kwargs),
+    PAD_PACKED: lambda func, args, kwargs: _padded(func, *args, **kwargs),
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
 }
 
@@ -367,7 +352,7 @@ _READERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     torch.Tensor.tensor_split: _tensor_split,
     torch.ctc_loss: _torch_ctc_loss,
     functional.ctc_loss: _torch_ctc_loss,
-    **dict.fromkeys(SYM_MATH, _sym_math),
+    **dict.fromkeys(SYM_MATH, lambda func, args, kwargs: SYM_MATH[func](*args)),
     **MAKERS,
     **PACKERS,
 }

@@ -518,9 +518,8 @@ def _render_place(tree: CheckTree, index: int, place: ReadSite) -> bool:
     if _by_version(place):
         tree.unchanged(tree.of(index), holder)
         return True
-    if place.copy is not None or place.kind in ("set", "asked") or (place.kind == "object" and _has_holes(place)):
-        return False
-    if _is_long(place):
+    has_holes = place.kind == "object" and any(one.kind in ("absent", "bound") for one in place.items.values())
+    if has_holes or place.copy is not None or place.kind in ("set", "asked") or _is_long(place):
         return False
     if isinstance(holder, (collections.OrderedDict, collections.deque)):
         return False
@@ -554,10 +553,6 @@ def _render_place(tree: CheckTree, index: int, place: ReadSite) -> bool:
             tree.is_(item, now)
             expected.pin(now)
     return True
-
-
-def _has_holes(place: ReadSite) -> bool:
-    return any(expected.kind in ("absent", "bound") for expected in place.items.values())
 
 
 def _is_simple(value: Any) -> bool:

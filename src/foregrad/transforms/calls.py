@@ -29,7 +29,6 @@ from ..dispatch.guard_list import MISS
 from ..dispatch.guards import CallGuards
 from ..errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
-from ..frontend.source import Source
 from ..frontend.tree import Tree, flatten
 from ..graph.signature import InputInfo, Signature
 from ..graph.source import Names, compile_source
@@ -105,7 +104,8 @@ class LayeredCalls(Transformed):
             return None
         self._writes = 0
         inputs = captured.joint.signature.inputs
-        if captured.joint.signature.has_wrappers or not inputs or not all(_can_be_read_again(info) for info in inputs):
+        roots = [info for info in inputs if info.argument is None and not getattr(info.source, "steps", ())]
+        if captured.joint.signature.has_wrappers or not inputs or roots:  # tensors that can't be read again
             return None
         names = Names(["args", "kwargs", "MISS", "call", "error", "difference", "differs"])
         guards = CallGuards(call, captured, names, transformed=True)
@@ -187,10 +187,6 @@ class _Substituted(TorchFunctionMode):
 
 
 _MOST_WRITES = 1  # captures in a row that may write without an error: a flag is set, a cache filled
-
-
-def _can_be_read_again(info: InputInfo) -> bool:
-    return info.argument is not None or (isinstance(info.source, Source) and bool(info.source.steps))
 
 
 # -------------------------------------------------------------------- layers

@@ -202,7 +202,8 @@ class _Explainer:
             signature = found.joint.signature
             symbols = {(signature.inputs[one.input].argument, one.dim) for one in signature.symbols}
             specs = [info.spec for info in signature.inputs if isinstance(info.spec, TensorSpec)]
-            if (argument, dim) in symbols and not any(_is_padded(spec) for spec in specs):
+            # Strides of a slice hold the graph to one size.
+            if (argument, dim) in symbols and not any(any(paddings(one.shape, one.stride)) for one in specs):
                 return change
         return ""
 
@@ -334,11 +335,6 @@ _CALLS_TIMED = 3
 def _quiet() -> AbstractContextManager[Any]:
     """Context: the function's output is dropped, since it runs more often than anybody asked for."""
     return contextlib.redirect_stdout(io.StringIO())
-
-
-def _is_padded(spec: TensorSpec) -> bool:
-    """Whether the strides hold the graph to one size of a tensor that is a slice."""
-    return any(True for _ in paddings(spec.shape, spec.stride))
 
 
 def _called(value: Any) -> str:

@@ -53,18 +53,14 @@ def _cards(findings: Findings) -> Iterator[tuple[str, str, str]]:
             saved = _compared(memory.measured_saved, memory.eager_saved)
             yield "saved for the backward", in_bytes(memory.predicted_saved), saved
     if time is not None:
-        ratio = time.eager_s / time.compiled_s if time.compiled_s else 0
-        yield "a step", seconds(time.compiled_s), f"eager {seconds(time.eager_s)}: {_as_fast(ratio)}"
+        ratio = f"{time.eager_s / time.compiled_s:.2f} times as fast as eager" if time.compiled_s else "not compared"
+        yield "a step", seconds(time.compiled_s), f"eager {seconds(time.eager_s)}: {ratio}"
         yield "to compile", seconds(time.compile_s), f"worth {_steps(findings)}"
     if work is not None:
         again = f", {amount(work.again_flops)}FLOP run twice" if work.again_flops else ""
         yield "operations", f"{amount(work.flops)}FLOP", f"{in_bytes(work.moved)} moved{again}"
         both = f"{work.forward_operators} forward, {work.backward_operators} backward"
         yield "operators", str(work.forward_operators + work.backward_operators), both
-
-
-def _as_fast(ratio: float) -> str:
-    return f"{ratio:.2f} times as fast as eager" if ratio else "not compared"
 
 
 def _compared(measured: int | None, eager: int | None) -> str:

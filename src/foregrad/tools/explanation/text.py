@@ -32,10 +32,6 @@ class Section:
     tables: tuple[Table, ...] = ()
 
 
-def _timed(value: float | None) -> str:
-    return "not measured" if value is None else seconds(value)
-
-
 def _measured(count: int | None) -> str:
     return "-" if count is None else in_bytes(count)
 
@@ -82,8 +78,9 @@ def sections(findings: Findings) -> Iterator[Section]:
     by_module = list(by_modules(findings))
     if len(by_module) > 1:
         rows = [
-            [in_bytes(one.kept), f"{amount(one.flops)}FLOP", _timed(one.seconds), one.where, one.cls]
+            [in_bytes(one.kept), f"{amount(one.flops)}FLOP", took, one.where, one.cls]
             for one in by_module
+            for took in ["not measured" if one.seconds is None else seconds(one.seconds)]
         ]
         columns = ("kept", "operations", "eager forward", "module", "class")
         yield Section("modules", tables=(_cut("a row includes the modules inside", columns, rows, right=3),))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._torch.tensors import allows_writes, base_of, is_usable, is_view
-from ...graph.effect_log import Effect, Handle, MarkRequiresGrad, Recorded, SetData, TakeView, ViewStep
+from ...graph.effect_log import Handle, MarkRequiresGrad, Recorded, SetData, TakeView, ViewStep
 from ..heap.alias import Storage, Value, chain_of
 from ..heap.records import InputRecord, is_moved
 from ..heap.refusals import of_exchanged_memory, taken_before
@@ -46,10 +46,6 @@ class Placing:
     graph: GraphResults = dataclasses.field(default_factory=GraphResults)
     bases: dict[Storage, BaseOutput] = dataclasses.field(default_factory=dict)
     log: list[Recorded] = dataclasses.field(default_factory=list)
-
-    def happens(self, at: int, effect: Effect) -> None:
-        """Log an effect on an input, a result or a view."""
-        self.log.append(Recorded(at, effect))
 
 
 # A call takes views of inputs last, after all changes to the inputs. A view that would differ by then is refused: the
@@ -112,7 +108,7 @@ def alias_of_input(placing: Placing, value: Value, path: str) -> Handle | None:
     is_barred = is_view(record.real) and not allows_writes(record.real) and is_moved(record)
     if is_barred or (value.fake is not None and not is_usable(value.fake)):
         for count, link in enumerate(_values_between(value, at), 1):
-            placing.happens(link.born, TakeView(start.input, path, steps=steps[:count]))
+            placing.log.append(Recorded(link.born, TakeView(start.input, path, steps=steps[:count])))
     elif at is not placing.recorder.values[record.stand_in]:  # its sizes have changed since
         steps = (as_it_was(at), *steps)
     return Handle(path, start.input, None, steps)
@@ -138,7 +134,7 @@ def memory_of(placing: Placing, value: Value, path: str) -> Handle:
         source = Handle(path, start.input, None, steps_between(value, at))
         if start.is_former:  # taken while the input has that memory
             first = _values_between(value, at)[0]
-            placing.happens(first.born, TakeView(start.input, path, steps=source.steps[:1]))
+            placing.log.append(Recorded(first.born, TakeView(start.input, path, steps=source.steps[:1])))
         return source
     if value.storage.is_input:
         raise of_exchanged_memory(path)

@@ -92,7 +92,7 @@ def add_effects(placing: Placing) -> None:
         record = records[index]
         storages = record.initial.storage, recorder.values[record.stand_in].storage
         moves = [change.at for storage in storages for change in storage.changes_of(record.stand_in)]
-        placing.happens(max({*moves} - detachments, default=0), BumpVersion(index))
+        placing.log.append(Recorded(max({*moves} - detachments, default=0), BumpVersion(index)))
 
 
 def _add_write(placing: Placing, index: int, record: InputRecord, is_written_through_views: bool) -> bool:
@@ -118,7 +118,7 @@ def _add_write(placing: Placing, index: int, record: InputRecord, is_written_thr
     )
     # Before the sizes or the memory change. Nobody can tell when elements are written that no version counts.
     at = min([max(writes, default=initial.storage.written_at), *(event.at for event in changes[:1])])
-    placing.happens(at, Write(index, out, differentiable, counted or stand_in.is_inference()))
+    placing.log.append(Recorded(at, Write(index, out, differentiable, counted or stand_in.is_inference())))
     return False
 
 
@@ -130,13 +130,15 @@ def _add_changes(placing: Placing, index: int, record: InputRecord) -> None:
         raise _refused(recorder, record)
     for event in recorder.changes.log.of(stand_in, MarkRequiresGrad, Detach):
         if event.is_toggle:
-            placing.happens(event.at, dataclasses.replace(event.effect, input=index))
+            placing.log.append(Recorded(event.at, dataclasses.replace(event.effect, input=index)))
     # A leaf that requires grad did not do so then, in eager.
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_leaf
     for event in recorder.changes.log.of(stand_in, InplaceView):
         assert isinstance(event.effect, InplaceView)
         grad_enabled = event.effect.grad_enabled and not is_leaf
-        placing.happens(event.at, dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled))
+        placing.log.append(
+            Recorded(event.at, dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled))
+        )
 
 
 def _once_per_counter(placing: Placing, counted: list[int]) -> list[int]:
@@ -185,7 +187,7 @@ def add_swap(placing: Placing, index: int, memory: Handle) -> None:
     has_views = base in placing.inputs.by_real or any(base_of(r.real) is real for r in records)
     if is_written_with_history(record) or has_views or (base is not None and real.requires_grad and is_moved(record)):
         raise _refused(recorder, record)
-    placing.happens(recorder.changes.log.of(record.stand_in, SetData)[-1].at, SetData(index, memory))
+    placing.log.append(Recorded(recorder.changes.log.of(record.stand_in, SetData)[-1].at, SetData(index, memory)))
 
 
 def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> IdSet[torch.Tensor]:

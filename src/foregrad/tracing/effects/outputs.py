@@ -13,7 +13,7 @@ from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to, 
 from ...errors import UnsupportedSideEffectError
 from ...frontend.tree import flatten
 from ...graph.call_effects import EffectTarget, GiveAttribute, MakeParameter
-from ...graph.effect_log import Handle, MarkRequiresGrad, ViewStep, Write
+from ...graph.effect_log import Handle, MarkRequiresGrad, Recorded, ViewStep, Write
 from ...graph.meta import TensorSpec
 from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Base, Output
@@ -92,11 +92,6 @@ def _output(placing: Placing, leaf: object, path: str) -> OutputInfo:
     return _memory(placing, leaf, path)
 
 
-def _marked(placing: Placing, leaf: torch.Tensor, value: Value, handle: Handle) -> None:
-    """A result is a leaf that requires grad."""
-    placing.happens(marked_at(placing.recorder, leaf, value), MarkRequiresGrad(**place_of(handle)))
-
-
 def _memory(placing: Placing, leaf: torch.Tensor, path: str) -> OutputInfo:
     """The output, be it as before or with a second tensor's memory."""
     recorder = placing.recorder
@@ -112,7 +107,7 @@ def _memory(placing: Placing, leaf: torch.Tensor, path: str) -> OutputInfo:
     if existing is not None:
         handle = Handle(path, None, existing)
         if is_marked(leaf):
-            _marked(placing, leaf, value, handle)
+            placing.log.append(Recorded(marked_at(recorder, leaf, value), MarkRequiresGrad(**place_of(handle))))
         return handle
     base = placing.bases[value.storage]
     check_taken(recorder, value, base.value, (base.tensor,), path)
@@ -137,7 +132,8 @@ def _with_own_history(placing: Placing, alias: Handle, leaf: torch.Tensor, value
     if is_usable(leaf) and leaf.is_leaf:
         has_own = is_cut or placing.recorder.changes.log.requires_itself(leaf)
         if has_own:
-            _marked(placing, leaf, value, alias)
+            at = marked_at(placing.recorder, leaf, value)
+            placing.log.append(Recorded(at, MarkRequiresGrad(**place_of(alias))))
         return alias, has_own
     is_made = is_usable(leaf) and is_from_custom_function(value, leaf)
     if (is_cut and not is_made) or (is_made and value.spec.overlaps_itself):
@@ -150,7 +146,7 @@ def _with_own_history(placing: Placing, alias: Handle, leaf: torch.Tensor, value
     if leaf not in placing.graph.by_fake:
         output = placing.graph.add(Output(alias.path), value.read(placing.recorder.emit), value.spec, leaf)
         write = Write(output=output, differentiable=True, counted=False, **place_of(alias))
-        placing.happens(value.storage.written_at, write)
+        placing.log.append(Recorded(value.storage.written_at, write))
     return alias, True
 
 
@@ -290,7 +286,9 @@ def bases_of(placing: Placing, by_storage: dict[Storage, list[_Member]]) -> dict
             entry = recorder.emit(aten.detach.default, entry, spec=base.spec)
         bases[key] = BaseOutput(base, placing.graph.add(slot, entry, base.spec, base.fake), (), leaf, base.fake)
         if leaf:
-            placing.happens(marked_at(recorder, base.fake, base), MarkRequiresGrad(-1, result=bases[key].output))
+            placing.log.append(
+                Recorded(marked_at(recorder, base.fake, base), MarkRequiresGrad(-1, result=bases[key].output))
+            )
     return bases
 
 

@@ -54,11 +54,9 @@ class GraphResults(list[GraphResult]):
     def decisions(self, made: list[Decided]) -> tuple[DecisionInfo, ...]:
         """Values that the program read become graph outputs, behind all others."""
         found = []
-        for decided in made:
-            out = self.add(
-                Decision(decided.where, decided.symbol is not None), decided.entry, decided.entry.tensor, None
-            )
-            found.append(DecisionInfo(out, decided.value, decided.where, decided.is_tensor, decided.symbol))
+        for one in made:
+            out = self.add(Decision(one.where, one.symbol is not None), one.entry, one.entry.tensor, None)
+            found.append(DecisionInfo(out, one.value, one.where, one.is_tensor, one.symbol))
         return tuple(found)
 
     def checks(self, made: list[Check], records: list[InputRecord]) -> tuple[CheckInfo, ...]:

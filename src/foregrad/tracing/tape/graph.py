@@ -153,7 +153,8 @@ class _GraphBuilder:
                 meta["custom"] = dict(origin.custom)
             if origin.metadata is not None:
                 meta |= {k if k in _EVERYWHERE else forward + k: v for k, v in origin.metadata.items()}
-            if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
+            is_sum = entry.is_backward and entry.target is torch.ops.aten.add.Tensor
+            if is_sum and all(isinstance(argument, Entry) for argument in entry.args):
                 late.prefix = _ACCUMULATION
                 meta["is_gradient_acc"] = True
                 meta.pop("custom", None)
@@ -222,10 +223,6 @@ def _original(entry: Entry) -> Any:
     if entry.target is operator.getitem and isinstance(entry.args[0], Entry):
         return _original(entry.args[0])
     return entry.original or entry.target
-
-
-def _tensor_args(entry: Entry) -> list[Entry]:
-    return [a for a in entry.args if isinstance(a, Entry)]
 
 
 def fake_of(mode: FakeTensorMode, spec: Any) -> Any:

@@ -268,7 +268,7 @@ def _recorded(function: Callable[..., object], same: type | None = None) -> Call
         for arg in filter(_is_one, args if function is not int else ()):
             if arg.requires_grad and torch.is_grad_enabled():
                 heard_by_modes(warn_of_scalar, (arg,))  # whoever hears warnings is told
-        args = args if kwargs else tuple(map(_number_in, args))
+        args = args if kwargs else tuple(arg.item() if _is_one(arg) else arg for arg in args)
         number = None if kwargs else next((arg for arg in args if type(arg) in TRACED), None)
         numbers = None if number is None else numbers_of(number)
         if numbers is None:
@@ -282,10 +282,6 @@ def _recorded(function: Callable[..., object], same: type | None = None) -> Call
 def _is_one(value: Any) -> bool:
     """Whether a value is a tensor of one element."""
     return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
-
-
-def _number_in(value: Any) -> object:
-    return value.item() if _is_one(value) else value
 
 
 def warn_of_scalar() -> None:

@@ -197,7 +197,8 @@ def evaluate(recorder: Recording, func: Any, args: Sequence[object], kwargs: Map
     operands = [*entries_in(entry_args), *entries_in(entry_kwargs)]
     if not all(map(is_constant, operands)):
         return False, None
-    if any(map(_is_on_meta, operands)) and (returns_tensors(func) or recorder.host.takes_output):
+    specs = [spec for operand in operands for spec in leaves(operand.spec) if isinstance(spec, TensorSpec)]
+    if any(spec.device.type == "meta" for spec in specs) and (returns_tensors(func) or recorder.host.takes_output):
         return False, None  # a compiled call raises, as eager does; a capture foresees
     with torch.no_grad():
         real_args = map_entries(entry_args, evaluate_entry)
@@ -223,10 +224,6 @@ def is_constant(entry: Entry) -> bool:
         stack.extend(entries_in(entry.args))
         stack.extend(entries_in(entry.kwargs))
     return True
-
-
-def _is_on_meta(entry: Entry) -> bool:
-    return any(isinstance(spec, TensorSpec) and spec.device.type == "meta" for spec in leaves(entry.spec))
 
 
 def _has_few_bytes(spec: Any) -> bool:
