@@ -133,8 +133,7 @@ class CaptureRun(Assembly):
         self.called.check_absent(len(described.tangents))
         with self.unrecorded:
             _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
-            carrying = [*returned.graph.carrying_gradients().values()]
-            check_sizes(self.recorder, self.inputs.records, carrying, described.gradients)
+            check_sizes(self.recorder, self.inputs.records, returned.graph, described.gradients)
             return self._captured(returned, described, out_leaves, out_tree)
 
     def _handlers(self) -> contextlib.AbstractContextManager[None]:
@@ -220,8 +219,7 @@ class CaptureRun(Assembly):
     def _differentiated(self, returned: Returned, out_leaves: list[object], paths: list[str]) -> Differentiated | None:
         """The backward, run on fakes; None: capture again, with the writes found."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
-        with_history = [*returned.graph.carrying_gradients().values()]
-        keep = self.options.higher_order
+        with_history, keep = [*returned.graph.carrying_gradients().values()], self.options.higher_order
         described: Differentiated = self.observed.of(differentiate)(backward, returned.graph, keep=keep)
         self.observed.raise_failed()
         self.observed.check(self.state.made.newborns)

@@ -27,6 +27,7 @@ from ..heap.refusals import (
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .handles import Placing
+from .results import GraphResults
 
 aten = torch.ops.aten
 
@@ -212,13 +213,11 @@ def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
 # when the node is created, before all changes that the call makes.
 
 
-def check_sizes(
-    recorder: Recorder, records: list[InputRecord], with_history: Sequence[torch.Tensor], gradients: Sequence[Any]
-) -> None:
+def check_sizes(recorder: Recorder, records: list[InputRecord], graph: GraphResults, gradients: Sequence[Any]) -> None:
     """Raise for an input if the sizes, dtype or accumulator of its gradients changed in the call."""
     for index in replaced(recorder, records):
         record, gradient = records[index], gradients[index]
-        is_parted = record.real.is_leaf and _is_parted(with_history, record.leaf)
+        is_parted = record.real.is_leaf and _is_parted([*graph.carrying_gradients().values()], record.leaf)
         if is_parted or (gradient is not None and not is_alike(gradient.spec, record.spec)):
             raise _refused(recorder, record)
 

@@ -86,8 +86,7 @@ class Returned:
 
     def aliases(self, leaves: Sequence[Any]) -> list[tuple[int, torch.Tensor]]:
         """The function's outputs that a call takes as views, with their tensors."""
-        views = [i for i, info in enumerate(self.outputs) if getattr(info, "steps", ())]
-        return [(i, leaves[i]) for i in views]
+        return [(i, leaves[i]) for i, info in enumerate(self.outputs) if getattr(info, "steps", ())]
 
     def shows(self, recorder: Recorder, *tensors: torch.Tensor) -> bool:
         """Whether the caller can reach one of the tensors, or its memory."""
