@@ -7,6 +7,7 @@ import itertools
 import os
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -154,6 +155,7 @@ def test_rules_agree_with_the_kernels() -> None:
     """Every rule is tried on arguments that it answers for, without asking a kernel."""
     x, y = torch.randn(3, 4, 5), torch.randn(3, 5, 4)
     image, c, weight = torch.randn(2, 3, 4, 4), torch.randn(3), torch.randn(3, 3, 3, 3)
+    indices = torch.arange(12).view(3, 4)
     calls: dict[Any, tuple[Any, ...]] = {
         aten.mm.default: (x[0], y[0]),
         aten.addmm.default: (torch.randn(4), x[0], y[0]),
@@ -180,13 +182,21 @@ def test_rules_agree_with_the_kernels() -> None:
         aten.mul.Scalar: (x, 2),
         aten.add.Scalar: (x, 2),
         aten.div.Scalar: (x, 2),
+        aten.bernoulli.p: (x, 0.5),
+        aten.embedding.default: (x[0], indices),
+        aten.embedding_dense_backward.default: (x, indices, 7, -1, False),
+        aten.nll_loss_forward.default: (x[0], indices[0], None, 1, -100),
+        aten.nll_loss_backward.default: (x[0, 0, 0], x[0], indices[0], None, 2, -100, x[0, 0, 0]),
+        aten.slice_backward.default: (x, [3, 9, 5], 1, 2, 9, 2),
     }  # fmt: skip
     for op in RULES:
         count = sum(str(a.type) == "Tensor" for a in op._schema.arguments)
         args = calls.get(op) or tuple(x.clone() for _ in range(count))
         mode = FakeTensorMode()
         for dtype in (torch.float32, torch.float64):
-            given = tree_map(lambda a, to=dtype: a.to(to) if isinstance(a, torch.Tensor) else a, args)
+            given = tree_map(
+                lambda a, to=dtype: a.to(to) if isinstance(a, torch.Tensor) and a.is_floating_point() else a, args
+            )
             given = tuple(dtype if a is torch.float32 else a for a in given)
             given = stand_ins(given)
             with Compared(mode) as checked:
@@ -194,6 +204,38 @@ def test_rules_agree_with_the_kernels() -> None:
             assert not checked.wrong
             assert checked.count == 1
             assert checked.asked == 0, f"no rule answered for {op}"
+
+
+SHAPES = [
+    [(2, 3, 4)], [(2, 1, 4)], [(2, 3, 4), (2, 3, 4)], [(2, 2, 2), (2, 2, 2)], [(2, 3, 4), (4,)], [(2, 3, 4), (3, 1)],
+    [(2, 1, 4), (1, 3, 4)], [(1, 3, 4), (1, 3, 4)], [(4, 2), (2, 3, 4, 2)], [(), (3, 2)], [(3, 2), ()],
+]  # fmt: skip
+
+
+def strided(shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
+    """Tensors of a shape, with dimensions in every order, with and without gaps; some of one element or row."""
+    for order in itertools.permutations(range(len(shape))):
+        back = [order.index(dim) for dim in range(len(shape))]
+        yield torch.rand([shape[dim] for dim in order]).permute(back)
+        yield torch.rand([2 * shape[dim] for dim in order]).permute(back)[tuple(slice(None, None, 2) for _ in shape)]
+    yield torch.rand([1] * len(shape)).expand(shape)
+    yield torch.rand(shape[-1:]).expand(shape)
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("op", [aten.mul.Tensor, aten.neg.default, aten.silu.default, aten.pow.Tensor_Scalar], ids=str)
+def test_rules_for_any_strides_agree_with_the_kernels(op: Any, shapes: list[tuple[int, ...]]) -> None:
+    answered = 0
+    for tensors in itertools.product(*map(strided, shapes)):
+        if len(shapes) > 1 and op is not aten.mul.Tensor:
+            continue
+        args = (*tensors, 2.0) if op is aten.pow.Tensor_Scalar else tensors * (2 if len(shapes) == 1 else 1)
+        args = args[: len(op._schema.arguments)]
+        expected = TensorSpec.of(op(*args))
+        found = layout_of(op, [TensorSpec.of(t) for t in args if isinstance(t, torch.Tensor)], args, {})
+        assert found in (None, expected)
+        answered += found is not None
+    assert answered or len(shapes) > 1
 
 
 @pytest.mark.parametrize("channels, groups", [(1, 1), (4, 1), (4, 2), (4, 4)])
@@ -249,7 +291,8 @@ def test_no_rule_answers_for_a_convolution_that_kernels_refuse(changed: dict[int
 def test_clones_and_sums_are_laid_out_as_the_kernels_results_are(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     dims = [dims for count in (1, 2, 3) for dims in itertools.combinations(range(-1, 2), count)]
-    calls = [(aten.sum.dim_IntList, (x, list(dim), keep), {}) for dim in dims for keep in (False, True)]
+    sums = (aten.sum.dim_IntList, aten.mean.dim)
+    calls = [(op, (x, list(dim), keep), {}) for op in sums for dim in dims for keep in (False, True)]
     calls += [(aten.clone.default, (x.permute(order),), kwargs) for order in itertools.permutations(range(3))
               for kwargs in ({}, {"memory_format": torch.contiguous_format})]  # fmt: skip
     for op, args, kwargs in calls:

@@ -56,6 +56,7 @@ CALLS = [
     (aten.clone.default, lambda s: [s.fake("a", "b")]),
     (aten.clone.default, lambda s: [s.fake("a", "b", stride=(1, "a")), CONTIGUOUS]),
     (aten.sum.dim_IntList, lambda s: [s.fake("a", 3, "b"), [0]]),
+    (aten.mean.dim, lambda s: [s.fake("a", 3, "b"), [0]]),
     (aten.sum.dim_IntList, lambda s: [s.fake("a", 3, "b"), [0, -1], True]),
     (aten.detach.default, lambda s: [s.fake("a", 3, stride=(1, "a"))]),
     (aten.alias.default, lambda s: [s.fake("a", 3)]),

@@ -33,14 +33,20 @@ def layout_of(op: object, specs: Specs, args: tuple[object, ...], kwargs: dict[s
         except (_UnknownError, TypeError):  # a signature that the rule has not
             return None
     if op in _ARITHMETIC and len(specs) == 1 and specs[0].dtype.is_floating_point:
-        found = _with_number(specs[0], args, kwargs)
+        found = _iterated(specs, args, kwargs)
         if found is not None:
             return found
-    if rule is None or not specs or not _are_alike(specs):
+    alike = [s for s in specs if s.dtype is not torch.int64] if op in _WITH_INDICES else specs
+    if rule is None or not alike or not _are_alike(alike):
         return None
-    if op not in _ANY_STRIDES and not all(s.stride == contiguous_strides(s.shape) for s in specs):
+    if op in _ANY_STRIDES or all(s.stride == contiguous_strides(s.shape) for s in specs):
+        found = rule(specs, args, kwargs)
+        if found is not None:
+            return found
+    if op not in _ARITHMETIC and (op not in _POINTWISE or len(specs) > 1):
         return None
-    return rule(specs, args, kwargs)
+    # For operands of one shape the iterator has shortcuts, told from strides that mean nothing at sizes of one.
+    return None if 1 in specs[0].shape and len({s.shape for s in specs}) == 1 else _iterated(specs, args, kwargs)
 
 
 def _are_alike(specs: Specs) -> bool:
@@ -64,31 +70,82 @@ def _pointwise(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]
     return first.fresh(first.shape)
 
 
-def _with_number(spec: TensorSpec, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
-    """Arithmetic with a number: without a second shape, PyTorch's iterator then sorts the dimensions by their strides.
+def _iterated(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
+    """An operator on the elements of tensors with any strides: PyTorch's iterator sorts the dimensions by the strides.
 
-    FakeTensor takes the number for no operand, and gives channels-last strides to a batch of one that is not.
+    FakeTensor takes a number for no operand, and gives channels-last strides to a batch of one that is not.
     """
     others = [a for a in (*args, *kwargs.values()) if not isinstance(a, torch.Tensor)]
-    if (
-        0 in (*spec.shape, *spec.stride)
-        or any(type(n) is not int for n in (*spec.shape, *spec.stride))
-        or any(type(a) not in _NUMBERS for a in others)
-    ):
+    if any(type(a) not in _NUMBERS for a in others) or any(type(n) is not int or n == 0 for s in specs for n in s.shape):
         return None
-    order = list(reversed(range(len(spec.shape))))  # the innermost first
+    try:
+        shape = torch.broadcast_shapes(*(s.shape for s in specs))
+    except RuntimeError:
+        return None
+    order = list(reversed(range(len(shape))))  # the innermost first
     for at in range(1, len(order)):
         for before in reversed(range(at)):
-            inner, outer = order[before], order[before + 1]
-            if spec.stride[inner] < spec.stride[outer]:
+            found = _compared(specs, shape, order[before], order[at])
+            if found < 0:
                 break
-            if (spec.stride[inner], spec.shape[inner]) > (spec.stride[outer], spec.shape[outer]):
-                order[before], order[before + 1] = outer, inner
+            if found > 0:
+                order[before], order[at], at = order[at], order[before], before
     strides: list[Size] = [0] * len(order)
     elements: Size = 1
     for dim in order:
-        strides[dim], elements = elements, elements * spec.shape[dim]
-    return spec.fresh(spec.shape, strides)
+        strides[dim], elements = elements, elements * shape[dim]
+    return specs[0].fresh(shape, strides)
+
+
+def _compared(specs: Specs, shape: Sequence[int], inner: int, outer: int) -> Any:
+    """Positive if the dimension `inner` must come further out than `outer`, negative if it comes before."""
+    for spec in specs:
+        missing = len(shape) - len(spec.shape)
+        a, b = (
+            0 if dim < missing or spec.shape[dim - missing] != shape[dim] else spec.stride[dim - missing]
+            for dim in (inner, outer)
+        )
+        if a and b and (a != b or shape[inner] > shape[outer]):
+            return a - b or 1
+    return 0
+
+
+def _embedding(specs: Specs, args: Args, kwargs: Kwargs) -> TensorSpec | None:
+    weight, indices = specs
+    return weight.fresh((*indices.shape, weight.shape[1])) if len(weight.shape) == 2 and not kwargs else None
+
+
+def _embedding_backward(specs: Specs, args: Args, kwargs: Kwargs) -> TensorSpec | None:
+    grad, indices = specs
+    is_fitting = len(args) == 5 and not kwargs and grad.shape[:-1] == indices.shape
+    return grad.fresh((args[2], grad.shape[-1])) if is_fitting else None
+
+
+def _nll_loss(specs: Specs, args: Args, kwargs: Kwargs) -> object:
+    if len(args) != 5 or kwargs or args[2] is not None or args[3] not in (1, 2) or not _are_classes(*specs):
+        return None
+    return specs[0].fresh(()), specs[0].fresh(())
+
+
+def _nll_loss_backward(specs: Specs, args: Args, kwargs: Kwargs) -> TensorSpec | None:
+    if len(args) != 7 or kwargs or args[3] is not None or args[4] not in (1, 2) or not _are_classes(*specs[1:3]):
+        return None
+    return specs[1].fresh(specs[1].shape) if specs[0].shape == specs[3].shape == () else None
+
+
+def _slice_backward(specs: Specs, args: Any, _: object) -> TensorSpec | None:
+    (grad,), (_, sizes, dim, *bounds) = specs, args
+    if len(bounds) != 3 or any(type(n) is not int for n in (*sizes, *grad.shape, *bounds)) or bounds[2] < 1:
+        return None
+    if len(sizes) != len(grad.shape) or not _is_dim(dim, grad):
+        return None
+    kept = list(sizes)
+    kept[dim] = len(range(sizes[dim])[slice(*bounds)])
+    return grad.fresh(sizes) if kept == list(grad.shape) else None
+
+
+def _are_classes(x: TensorSpec, target: TensorSpec) -> bool:
+    return len(x.shape) == 2 and target.shape == x.shape[:1]
 
 
 def _softmax_backward(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -218,7 +275,16 @@ _ARITHMETIC = (
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor,
     aten.add.Scalar, aten.mul.Scalar, aten.div.Scalar,
 )  # fmt: skip
-_ANY_STRIDES = {aten.mm.default, aten.addmm.default, aten.bmm.default}
+_ANY_STRIDES = {
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.slice_backward.default,
+    aten.embedding.default, aten.embedding_dense_backward.default,
+}  # fmt: skip
+_WITH_INDICES: dict[object, Rule] = {
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.nll_loss_forward.default: _nll_loss,
+    aten.nll_loss_backward.default: _nll_loss_backward,
+}
 
 _POINTWISE = (
     *_ARITHMETIC, aten.neg.default, aten.exp.default,
@@ -229,7 +295,9 @@ _POINTWISE = (
 )  # fmt: skip
 
 RULES: dict[object, Rule] = {
-    **dict.fromkeys(_POINTWISE, _pointwise),
+    **_WITH_INDICES,
+    **dict.fromkeys((*_POINTWISE, aten.bernoulli.p, aten.empty_like.default), _pointwise),
+    aten.slice_backward.default: _slice_backward,
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default), _softmax),
     aten._softmax_backward_data.default: _softmax_backward,
     aten._log_softmax_backward_data.default: _softmax_backward,
@@ -361,7 +429,7 @@ def _sum(spec: TensorSpec, dims: Any, keepdim: bool = False) -> TensorSpec | Non
     return spec.fresh(shape)
 
 
-_OF_ONE: dict[object, Callable[..., object]] = {aten.clone.default: _clone, aten.sum.dim_IntList: _sum}
+_OF_ONE: dict[object, Callable[..., object]] = {aten.clone.default: _clone, aten.sum.dim_IntList: _sum, aten.mean.dim: _sum}
 
 # ------------------------------------------------------------------------------------------------ views
 
