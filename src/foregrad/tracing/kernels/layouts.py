@@ -36,8 +36,7 @@ def layout_of(op: object, specs: Specs, args: tuple[object, ...], kwargs: dict[s
         found = _iterated(specs, args, kwargs)
         if found is not None:
             return found
-    alike = [s for s in specs if s.dtype is not torch.int64] if op in _WITH_INDICES else specs
-    if rule is None or not alike or not _are_alike(alike):
+    if rule is None or not specs or not _are_alike(specs, op in _WITH_INDICES):
         return None
     if op in _ANY_STRIDES or all(s.stride == contiguous_strides(s.shape) for s in specs):
         found = rule(specs, args, kwargs)
@@ -49,14 +48,16 @@ def layout_of(op: object, specs: Specs, args: tuple[object, ...], kwargs: dict[s
     return None if 1 in specs[0].shape and len({s.shape for s in specs}) == 1 else _iterated(specs, args, kwargs)
 
 
-def _are_alike(specs: Specs) -> bool:
-    first = specs[0]
-    if first.dtype not in (torch.float32, torch.float64):
-        return False
-    return all(s.dtype is first.dtype and s.device == first.device and 0 not in s.shape for s in specs)
+def _are_alike(specs: Specs, with_indices: bool) -> bool:
+    floating = [s for s in specs if s.dtype is not torch.int64] if with_indices else specs
+    dtypes, devices = ({getattr(s, name) for s in group} for name, group in (("dtype", floating), ("device", specs)))
+    return dtypes in ({torch.float32}, {torch.float64}) and len(devices) == 1 and all(0 not in s.shape for s in specs)
 
 
-_NUMBERS = (int, float, bool, str)
+def _are_numbers(args: Args, kwargs: Kwargs) -> bool:
+    """Whether the arguments besides tensors are numbers, or names of a way to compute."""
+    others = (a for a in (*args, *kwargs.values()) if not isinstance(a, torch.Tensor))
+    return all(type(a) in (int, float, bool, str) for a in others)
 
 
 def _pointwise(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -64,10 +65,7 @@ def _pointwise(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]
     first = specs[0]
     if any(s.shape != first.shape for s in specs):
         return None
-    others = [a for a in (*args, *kwargs.values()) if not isinstance(a, torch.Tensor)]
-    if any(type(a) not in _NUMBERS for a in others):
-        return None
-    return first.fresh(first.shape)
+    return first.fresh(first.shape) if _are_numbers(args, kwargs) else None
 
 
 def _iterated(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
@@ -75,8 +73,7 @@ def _iterated(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object])
 
     FakeTensor takes a number for no operand, and gives channels-last strides to a batch of one that is not.
     """
-    others = [a for a in (*args, *kwargs.values()) if not isinstance(a, torch.Tensor)]
-    if any(type(a) not in _NUMBERS for a in others) or any(type(n) is not int or n == 0 for s in specs for n in s.shape):
+    if not _are_numbers(args, kwargs) or any(type(n) is not int or n == 0 for s in specs for n in s.shape):
         return None
     try:
         shape = torch.broadcast_shapes(*(s.shape for s in specs))
@@ -112,40 +109,37 @@ def _compared(specs: Specs, shape: Sequence[int], inner: int, outer: int) -> Any
 
 def _embedding(specs: Specs, args: Args, kwargs: Kwargs) -> TensorSpec | None:
     weight, indices = specs
-    return weight.fresh((*indices.shape, weight.shape[1])) if len(weight.shape) == 2 and not kwargs else None
+    is_fitting = indices.dtype is torch.int64 and len(weight.shape) == 2 and not kwargs
+    return weight.fresh((*indices.shape, weight.shape[1])) if is_fitting else None
 
 
 def _embedding_backward(specs: Specs, args: Args, kwargs: Kwargs) -> TensorSpec | None:
     grad, indices = specs
-    is_fitting = len(args) == 5 and not kwargs and grad.shape[:-1] == indices.shape
+    is_fitting = indices.dtype is torch.int64 and len(args) == 5 and not kwargs and grad.shape[:-1] == indices.shape
     return grad.fresh((args[2], grad.shape[-1])) if is_fitting else None
 
 
 def _nll_loss(specs: Specs, args: Args, kwargs: Kwargs) -> object:
-    if len(args) != 5 or kwargs or args[2] is not None or args[3] not in (1, 2) or not _are_classes(*specs):
+    """Of the mean or sum over a batch; the backward too, which has two arguments more."""
+    *grad, x, target = specs[:-1] if len(args) == 7 else specs
+    _, _, weight, reduction, _ = args[len(grad) : len(grad) + 5]
+    scalars = {s.shape for s in (*grad, *specs[2 + len(grad) :])}
+    if kwargs or weight is not None or reduction not in (1, 2) or not scalars <= {()}:
         return None
-    return specs[0].fresh(()), specs[0].fresh(())
-
-
-def _nll_loss_backward(specs: Specs, args: Args, kwargs: Kwargs) -> TensorSpec | None:
-    if len(args) != 7 or kwargs or args[3] is not None or args[4] not in (1, 2) or not _are_classes(*specs[1:3]):
+    if target.dtype is not torch.int64 or len(x.shape) != 2 or target.shape != x.shape[:1]:
         return None
-    return specs[1].fresh(specs[1].shape) if specs[0].shape == specs[3].shape == () else None
+    return x.fresh(x.shape) if grad else (x.fresh(()), x.fresh(()))
 
 
 def _slice_backward(specs: Specs, args: Any, _: object) -> TensorSpec | None:
     (grad,), (_, sizes, dim, *bounds) = specs, args
-    if len(bounds) != 3 or any(type(n) is not int for n in (*sizes, *grad.shape, *bounds)) or bounds[2] < 1:
+    if any(type(n) is not int for n in (*sizes, *grad.shape, *bounds)) or len(bounds) != 3 or bounds[2] < 1:
         return None
     if len(sizes) != len(grad.shape) or not _is_dim(dim, grad):
         return None
     kept = list(sizes)
     kept[dim] = len(range(sizes[dim])[slice(*bounds)])
     return grad.fresh(sizes) if kept == list(grad.shape) else None
-
-
-def _are_classes(x: TensorSpec, target: TensorSpec) -> bool:
-    return len(x.shape) == 2 and target.shape == x.shape[:1]
 
 
 def _softmax_backward(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -282,8 +276,7 @@ _ANY_STRIDES = {
 _WITH_INDICES: dict[object, Rule] = {
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
-    aten.nll_loss_forward.default: _nll_loss,
-    aten.nll_loss_backward.default: _nll_loss_backward,
+    **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss_backward.default), _nll_loss),
 }
 
 _POINTWISE = (
@@ -429,7 +422,11 @@ def _sum(spec: TensorSpec, dims: Any, keepdim: bool = False) -> TensorSpec | Non
     return spec.fresh(shape)
 
 
-_OF_ONE: dict[object, Callable[..., object]] = {aten.clone.default: _clone, aten.sum.dim_IntList: _sum, aten.mean.dim: _sum}
+_OF_ONE: dict[object, Callable[..., object]] = {
+    aten.clone.default: _clone,
+    aten.sum.dim_IntList: _sum,
+    aten.mean.dim: _sum,
+}
 
 # ------------------------------------------------------------------------------------------------ views
 
