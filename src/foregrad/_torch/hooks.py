@@ -208,7 +208,7 @@ def hooked_as(stand_ins: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterato
         for leaf, real in stand_ins:
             gradients, tensors = ((getattr(real, table) or {}).values() for table in _TABLES)
             handles += [leaf.register_hook(hook) for hook in gradients]
-            calls = [functools.partial(_call_with, hook, real) for hook in tensors]
+            calls = [functools.partial(lambda hook, real, _: hook(real), hook, real) for hook in tensors]
             handles += [leaf.register_post_accumulate_grad_hook(call) for call in calls]
     try:
         yield
@@ -216,10 +216,6 @@ def hooked_as(stand_ins: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterato
         with torch._C.DisableTorchFunction():
             for handle in handles:
                 handle.remove()
-
-
-def _call_with(hook: Any, real: torch.Tensor, _: torch.Tensor) -> object:
-    return hook(real)
 
 
 def own_gradient(tensor: torch.Tensor) -> torch.Tensor | None:

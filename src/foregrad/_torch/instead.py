@@ -78,14 +78,6 @@ def _mapped(size: int) -> torch.Tensor:
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
 
 
-def _fake_offload(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
-
-
-def _fake_reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
-
-
 # -------------------------------------------------------------------- states of generators
 # The operators note the state of a random generator, go back to it, and return. They are for graphs that run node by
 # node in their order: no data dependency ties a random operator to the node that rewinds its generator. A pass that
@@ -114,19 +106,11 @@ def state_bytes(device: torch.device) -> int:
 _OF_ACCELERATORS = 16  # bytes: a seed and an offset
 
 
-def _fake_note(device: torch.device) -> torch.Tensor:
-    return torch.empty(state_bytes(device), dtype=torch.uint8, device="cpu")
-
-
-def _fake_rewind(state: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty_like(state)
-
-
 for _name, _run, _fake in (
-    ("offload", _offload, _fake_offload),
-    ("reload", _reload, _fake_reload),
-    ("random_state", _note, _fake_note),
-    ("rewind_random", _rewind, _fake_rewind),
+    ("offload", _offload, lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")),
+    ("reload", _reload, lambda x, device: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)),
+    ("random_state", _note, lambda device: torch.empty(state_bytes(device), dtype=torch.uint8, device="cpu")),
+    ("rewind_random", _rewind, lambda state, device: torch.empty_like(state)),
     ("resume_random", _resume, lambda state, device: None),
 ):
     _library.impl(_name, _run, "CompositeExplicitAutograd")

@@ -24,7 +24,7 @@ import tempfile
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -276,8 +276,7 @@ class Contract:
         return a.is_fresh and b.is_fresh and a.memory != b.memory and not (a.is_kept and b.is_kept)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Input:
+class _Input(NamedTuple):
     """A tensor among a call's inputs, and the place of its elements. The tensor is not kept alive unless `held`.
 
     Its storage is not read: the Python object that this makes would count as one more owner from then on.

@@ -281,7 +281,7 @@ def _shortened(text: str) -> str:
 def _line_of(error: BaseException) -> str:
     """The innermost line of the user's program that an exception went through; of a library where there is none."""
     lines = [(f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__) if not _is_of_torch(f.f_code)]
-    own = [(code, line) for code, line in lines if not _is_of_library(code)]
+    own = [(c, line) for c, line in lines if not (is_house_code(c) or c.co_filename.startswith(_LIBRARIES))]
     if not lines:
         return ""
     code, line = (own or lines)[-1]
@@ -292,10 +292,6 @@ def _line_of(error: BaseException) -> str:
 def _is_of_torch(code: types.CodeType) -> bool:
     """Whether code is PyTorch's or ours."""
     return is_house_code(code) or code.co_filename.startswith((_TORCH, "<frozen", "<eval_with_key"))
-
-
-def _is_of_library(code: types.CodeType) -> bool:
-    return is_house_code(code) or code.co_filename.startswith(_LIBRARIES)
 
 
 def _definition(function: object) -> str:

@@ -27,7 +27,7 @@ from ..frontend.state import of_python
 from ..frontend.tree import Tree
 from ..frontend.values import same_value
 from ..graph.joint import JointGraph
-from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
+from ..graph.signature import BaseOf, GradientOf, MemoryOf, PartOf
 from ..graph.source import ATTRIBUTES, Names, a_name, unpacked
 from .conditions import (
     answers,
@@ -92,7 +92,8 @@ class CallGuards(GuardMaker):
                 name = self.floats.setdefault(index, self.inputs[index])
                 if self.inputs[index] == name:
                     self.inputs[index] = self.names.fresh(f"{name}_tensor")
-                lines.append(f"{self.inputs[index]} = {self.bind('tensor_of', _tensor_of)}({name})")
+                made = self.bind("tensor_of", functools.partial(torch.tensor, dtype=torch.float64, device="cpu"))
+                lines.append(f"{self.inputs[index]} = {made}({name})")
         return lines
 
     def _render(self, *, transformed: bool) -> None:
@@ -104,7 +105,9 @@ class CallGuards(GuardMaker):
         for condition in apart:
             self.require(condition, "which of the containers are one", "as captured")
         self.inputs = inputs = [
-            self.names.fresh(_identifier(info)) if info.argument is None else self.leaves[info.argument]
+            self.leaves[info.argument]
+            if info.argument is not None
+            else self.names.fresh(_as_name(str(getattr(info.slot, "name", "lifted"))))
             for info in self.signature.inputs
         ]
         reads = of_python().ReadGuards(self)
@@ -352,16 +355,8 @@ class CallGuards(GuardMaker):
         self.list.fixed = frozenset(self.slots[i] for i in real if sharing.memories[i] in touched)
 
 
-def _identifier(info: InputInfo) -> str:
-    return _as_name(str(getattr(info.slot, "name", "lifted")))
-
-
 def _as_name(path: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in path)
-
-
-def _tensor_of(number: float) -> torch.Tensor:
-    return torch.tensor(number, dtype=torch.float64, device="cpu")
 
 
 def parameters_of(function: Callable[..., object]) -> list[str]:

@@ -352,7 +352,9 @@ def _value_of_numbers(
 ) -> torch.Tensor | None:
     """The value of a node in the captured call, if it is a small tensor computed from numbers and constants only."""
     spec = spec_of(node)
-    if not isinstance(spec, TensorSpec) or spec.device.type != "cpu" or not _is_small(spec):
+    if not isinstance(spec, TensorSpec) or spec.device.type != "cpu":
+        return None
+    if any(type(size) is not int for size in spec.shape) or spec.nbytes > _LIMIT_BYTES:
         return None
     if node.op == "get_attr":
         constant: torch.Tensor = getattr(joint.module, str(node.target))
@@ -368,10 +370,6 @@ def _value_of_numbers(
     with plain_execution(), torch.no_grad():
         result: torch.Tensor = function_of(node)(*map_symbolic(args, concrete), **map_symbolic(kwargs, concrete))
     return result
-
-
-def _is_small(spec: TensorSpec) -> bool:
-    return all(type(size) is int for size in spec.shape) and spec.nbytes <= _LIMIT_BYTES
 
 
 _LIMIT_BYTES = 1024

@@ -294,13 +294,11 @@ def _node(renderer: Renderer, value: torch.fx.Node) -> str:
     return renderer.names[value]
 
 
-def _literal(renderer: Renderer, value: object) -> str:
-    return literal(value) or renderer.bind(value)
-
-
 _RULES: dict[type, Callable[[Renderer, Any], str]] = {
     torch.fx.Node: _node,
-    **dict.fromkeys((int, bool, type(None), str, bytes), _literal),
+    **dict.fromkeys(
+        (int, bool, type(None), str, bytes), lambda renderer, value: literal(value) or renderer.bind(value)
+    ),
     type(...): lambda renderer, value: "...",
     float: Renderer._float,
     # The repr of a complex with a negative zero reads back as a different number.

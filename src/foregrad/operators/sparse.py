@@ -18,6 +18,7 @@ MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
 EMBEDDING_BACKWARD = aten.embedding_sparse_backward.default
 BAG_BACKWARD = aten._embedding_bag_backward.default
 _MAKERS = {MAKE, EMBEDDING_BACKWARD}
+MAY_MAKE = frozenset(map(id, (*_MAKERS, BAG_BACKWARD)))  # by id: an operator's hash is a function in Python
 _SPARSE_OF_BAG = 9  # the position of the argument `sparse`
 
 # Operators that give a sparse tensor for one sparse operand, whatever the second operand.

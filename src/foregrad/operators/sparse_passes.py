@@ -16,7 +16,7 @@ from .._torch.graphs import body_of, depending_on, ends_of, is_random, piece
 from ..graph.role import GraphRole
 from ..passes.aliasing import results_of
 from ..passes.opaque import OpaqueValues
-from .sparse import EMBEDDING_BACKWARD, gives_sparse
+from .sparse import EMBEDDING_BACKWARD, MAY_MAKE, gives_sparse
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ def sparse_nodes(body: Iterable[fx.Node]) -> set[fx.Node]:
 
 def cut_at_sparse(module: fx.GraphModule) -> SparseCut | None:
     """The two parts of a graph; None if the whole graph is dense."""
-    if not sparse_nodes(body_of(module)):
+    body = body_of(module)
+    if MAY_MAKE.isdisjoint([id(node.target) for node in body]) or not sparse_nodes(body):
         return None
     below = depending_on(module.graph, sparse_nodes(module.graph.nodes))
     nodes = [node for node in module.graph.nodes if node.op != "output"]

@@ -65,7 +65,8 @@ def cheapest_residuals(
     for i in range(len(index) - 1, -1, -1):
         if needed[i] or certain[i]:
             needed[i] = not free[i]
-            if free[i] and save[i] == 0 and index.kinds[i] not in _ALWAYS_THERE and not _follows(index, redo, free, i):
+            follows = redo[i] == 0 and all(map(free.__getitem__, index.operands[i]))  # at no price
+            if free[i] and save[i] == 0 and index.kinds[i] not in _ALWAYS_THERE and not follows:
                 chosen.append(i)  # an output, say: kept by the caller, and computed again unless it is listed
             if needed[i] and redo[i] < NEVER:
                 for operand in index.operands[i]:
@@ -105,11 +106,6 @@ def _free(index: Dependencies, save: Sequence[int], redo: Sequence[int], chosen:
 
 
 _ALWAYS_THERE = (Kind.INPUT, Kind.CONSTANT)
-
-
-def _follows(index: Dependencies, redo: Sequence[int], free: bytearray, i: int) -> bool:
-    """Whether node i follows at no price from the backward's values."""
-    return redo[i] == 0 and all(map(free.__getitem__, index.operands[i]))
 
 
 def _cut(

@@ -46,17 +46,18 @@ def asked_of(value: Any) -> Callable[[Any], Any] | None:
         if value.dtype.hasobject:
             return _objects
         if type(value) not in (numpy.ndarray, numpy.memmap):
-            return _bytes  # further arrays, masked ones for example, name their contents themselves
+            # Further arrays, masked ones for example, name their contents themselves.
+            return lambda values: (values.dtype.str, values.shape, values.tobytes())
         return functools.partial(_numbers, numpy, numpy.array(value, order="K"))
     if isinstance(value, weakref.ref):
         return referent
     if isinstance(value, contextvars.Context):
-        return _in_context
+        return lambda context: hash(tuple((id(variable), id(value)) for variable, value in context.items()))
     if type(value).__module__ in HASHES and value.digest_size:
         digest: Callable[[Any], Any] = type(value).digest
         return digest
     if isinstance(value, ctypes._Pointer):
-        return _pointed_to
+        return lambda pointer: bytes(pointer.contents) if pointer else None
     if isinstance(value, (io.StringIO, io.BytesIO)):
         return _written
     return None
@@ -136,10 +137,6 @@ def _objects(values: Any) -> Any:
     return (values.shape, tuple(item if type(item) in plain else id(item) for item in values.ravel().tolist()))
 
 
-def _bytes(values: Any) -> Any:
-    return (values.dtype.str, values.shape, values.tobytes())
-
-
 def _numbers(numpy: Any, before: Any, values: Any) -> str:
     """Whether an array is unchanged bit for bit: nothing is copied, and the first difference ends the comparison."""
     if values.dtype != before.dtype or values.shape != before.shape:
@@ -157,14 +154,6 @@ def _numbers(numpy: Any, before: Any, values: Any) -> str:
 
 
 _AT_ONCE = 1 << 17  # a megabyte: both pieces stay in the processor's cache
-
-
-def _in_context(context: contextvars.Context) -> int:
-    return hash(tuple((id(variable), id(value)) for variable, value in context.items()))
-
-
-def _pointed_to(pointer: Any) -> Any:
-    return bytes(pointer.contents) if pointer else None
 
 
 def _written(file: Any) -> Any:

@@ -128,11 +128,9 @@ class _NodeRenderer:
         backward = compile_source(source, "backward", self.globals, label="autograd node")
         forward = self.globals.pop("forward")
         held = _held_by_calls(forward, self._in_python(backward))
-        function = type(
-            "CompiledFunction",
-            (torch.autograd.Function,),
-            {"forward": staticmethod(weakref.proxy(held)), "backward": staticmethod(_rendered), TAKES_HANDED: True},
-        )
+        body = {"forward": staticmethod(weakref.proxy(held)), TAKES_HANDED: True}
+        body["backward"] = staticmethod(lambda ctx, *tangents: ctx.rendered(ctx, *tangents))
+        function = type("CompiledFunction", (torch.autograd.Function,), body)
         if len(self.tangents) > 1:
             defined_hooks_only(function)
         state = backward.__globals__
@@ -444,10 +442,6 @@ def _held_by_calls(forward: Callable[..., object], backward: Callable[..., objec
         return forward(ctx, *inputs)
 
     return forward_of_call
-
-
-def _rendered(ctx: Any, *tangents: Any) -> object:
-    return ctx.rendered(ctx, *tangents)
 
 
 def _keep(rendered: weakref.ref[Any], graph: Callable[..., object]) -> None:

@@ -60,12 +60,8 @@ class _Later(torch.autograd.Function):
         own = ctx.call.gradients(ctx.stage)
         if own is None:
             return None, None, *arriving
-        return None, None, *map(_together, own, arriving)
-
-
-def _together(own: Any, other: object) -> object:
-    """The sum of an input's gradient and its derivative's gradient."""
-    return own if other is None or hasattr(other, _NOTHING) else own + other
+        sums = (a if b is None or hasattr(b, _NOTHING) else a + b for a, b in zip(own, arriving, strict=False))
+        return None, None, *sums
 
 
 _later: Callable[..., tuple[torch.Tensor, ...]] = engine.direct_apply(_Later)

@@ -25,7 +25,7 @@ from ..._torch.symbols import Size, concrete, has_symbolic
 from ..._torch.wrappers import is_wrapper, parts_of
 from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError, without_frames
 from ...frontend.openings import opener
-from ...graph.meta import UNDESCRIBED, TensorSpec, contiguous_strides
+from ...graph.meta import UNDESCRIBED, contiguous_strides
 from ...graph.slots import Grad, Part, Slot, Tangent
 from ...graph.tangents import CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind, place_of_size
 from ...identity import ById
@@ -268,7 +268,8 @@ def with_tangents(origin: ResumableTrace, kinds: Sequence[TangentKind]) -> Resum
         paths = [""] if kind.spec is None else kind.spec.paths()
         slots += [Part(origin.output_slots[kind.outputs[0]], f" as another kind{path}") for path in paths]
         shape = result_of(origin, kind).shape
-        specs += [_of_result(part, kind, shape) for part in kind.parts] if has_symbolic(shape) else kind.parts
+        varies = has_symbolic(shape)
+        specs += [p.fresh(_sizes_of_result(p.shape, kind, shape)) if varies else p for p in kind.parts]
     return dataclasses.replace(origin, output_slots=tuple(slots), tangent_specs=tuple(specs)) if kinds else origin
 
 
@@ -286,11 +287,6 @@ def tangents_of(
             yield opener().wrap(opener().with_sizes_of(_at_capture(kind.spec, kind, shape), parts), parts)
         else:
             yield opener().wrap(kind.spec, parts)
-
-
-def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[Size]) -> TensorSpec:
-    """The layout of a plain tensor in the tangent of a result with varying sizes."""
-    return spec.fresh(_sizes_of_result(spec.shape, kind, shape))
 
 
 def _at_capture(spec: Any, kind: TangentKind, shape: Sequence[Size]) -> Any:

@@ -460,10 +460,6 @@ def _transpose(spec: TensorSpec, first: object, second: object) -> TensorSpec | 
     return _permute(spec, order)
 
 
-def _t(spec: TensorSpec) -> TensorSpec | None:
-    return _transpose(spec, 0, 1) if len(spec.shape) == 2 else None
-
-
 def _unsqueeze(spec: TensorSpec, dim: object) -> TensorSpec:
     at = _dim(spec, dim, 1)
     step = spec.shape[at] * spec.stride[at] if at < len(spec.shape) else 1
@@ -531,7 +527,7 @@ def _quotient(count: Any, part: Any) -> Any:
 _VIEWS: dict[object, Callable[..., TensorSpec | None]] = {
     aten.detach.default: _same,
     aten.alias.default: _same,
-    aten.t.default: _t,
+    aten.t.default: lambda spec: _transpose(spec, 0, 1) if len(spec.shape) == 2 else None,
     aten.transpose.int: _transpose,
     aten.permute.default: _permute,
     aten.unsqueeze.default: _unsqueeze,

@@ -26,18 +26,14 @@ def cut_at(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     handles = []
     for tensor in tensors:
         if tensor.grad_fn is not None:
-            position = tensor.output_nr
-            handles.append(tensor.grad_fn.register_prehook(functools.partial(_without, position)))
+            without = functools.partial(lambda at, grads: (*grads[:at], None, *grads[at + 1 :]), tensor.output_nr)
+            handles.append(tensor.grad_fn.register_prehook(without))
     try:
         with gradients_cut():
             yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _without(position: int, gradients: tuple[object, ...]) -> tuple[object, ...]:
-    return tuple(None if i == position else gradient for i, gradient in enumerate(gradients))
 
 
 def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[GradientPaths]:

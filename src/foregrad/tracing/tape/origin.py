@@ -76,7 +76,8 @@ class Origins:
                 break
             known_code = is_user.get(id(code))
             if known_code is None:
-                known_code = is_user[id(code)] = (_is_users(code), code)
+                is_users = not (code.co_filename.startswith(_LIBRARIES) or is_house_code(code))
+                known_code = is_user[id(code)] = (is_users, code)
             user = known_code[0]
             if user:
                 line = frame.f_lineno
@@ -128,10 +129,6 @@ class Origins:
 # functions in the program. By id: the hash of code hashes all its constants, anew each time. For code that was
 # generated from the user's code: the user's frames for each line, innermost first.
 _IS_USER: dict[int, tuple[bool | Mapping[int, Origin], CodeType]] = {}
-
-
-def _is_users(code: CodeType) -> bool:
-    return not (code.co_filename.startswith(_LIBRARIES) or is_house_code(code))
 
 
 def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, object]]]) -> None:
