@@ -75,7 +75,7 @@ PROGRAMS = {
     "numpy's own under two names": ("return x * numbers.random() + again.random()", True),
     "as often as it says": (
         "for _ in range(2 if random.random() < 0.5 else 3):\n    x = x * random.random()\nreturn x",
-        True,
+        False,
     ),
     "function of math": ("return x * math.log(random.random() + 1)", False),
     "text": ("return x * len(str(random.random()))", True),

@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,28 +37,19 @@ from .pipeline import Pipeline
 from .varying import SizesSeen, numbers_read
 from .view import graph_view
 
+
+def sizes_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+    """The sizes of the arguments of a call, and the integers among them."""
+    values = (*args, *kwargs.values())
+    return tuple(v.shape if isinstance(v, torch.Tensor) else v if type(v) is int else None for v in values)
+
+
 # -------------------------------------------------------------------- forms
 # The forms of a function: further functions for calls that the function's own graphs can't serve.
 #
-# Each form has a dispatcher of its own. There are three: the form named by the error that refused a call; the function
-# for arguments of certain sizes (`np.random.permutation(x.shape[0])` draws otherwise for other sizes); and the function
-# with some of its state, or its draws, as an argument.
-
-
-class Form:
-    """A form, by kinds of calls. `entries`: for each kind, a dispatcher and the function that hands it the call.
-
-    `kind(args, kwargs)` is the kind of a call; None for a call that the form does not take.
-    """
-
-    def __init__(self, kind: Callable[..., object]) -> None:
-        self.kind = kind
-        self.entries: dict[Any, tuple[Dispatcher, Callable[..., Any]]] = {}
-
-    def call(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
-        """The result of a call; `MISS` if there is no entry for its kind."""
-        entry = self.entries.get(self.kind(args, kwargs)) if self.entries else None
-        return MISS if entry is None else entry[1](args, kwargs)
+# Each form has a dispatcher of its own: the form named by the error that refused a call, and the function with some of
+# its state, or its draws, as an argument. Calls that draw otherwise have a form, and graphs, of their own: a call takes
+# the draws of one form after the other, with the generators put back, until a graph serves it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,36 +58,15 @@ class Outer:
 
     `why`: for each graph of the function, the reason why it was not right before this state became an argument.
     `only_written`: containers that calls add to and do not read; `unread`: see `FlatCall`. `varied`: lines that read
-    numbers that vary. `splits_sizes`: whether the form may have forms for sizes itself. `once`, `turn`: the warning and
-    the turn of all.
+    numbers that vary. `once`, `turn`: the warning and the turn of all.
     """
 
     why: tuple[Difference, ...] = ()
     only_written: set[tuple[int, object]] = dataclasses.field(default_factory=set)
     unread: dict[tuple[str, type], bool] = dataclasses.field(default_factory=dict)
     varied: frozenset[str] = frozenset()
-    splits_sizes: bool = True
     once: OneWarning = dataclasses.field(default_factory=OneWarning)
     turn: Turn = dataclasses.field(default_factory=Turn)
-
-
-def _takes_all(*_: object) -> bool:
-    return True
-
-
-def sizes_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-    """The sizes of the arguments of a call, and the integers among them."""
-    return tuple(map(_size_of, args)), tuple((name, _size_of(value)) for name, value in kwargs.items())
-
-
-def _size_of(value: object) -> object:
-    if isinstance(value, torch.Tensor):
-        return value.shape
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_size_of, value))
-    if isinstance(value, dict):
-        return tuple(map(_size_of, value.values()))
-    return value if type(value) is int else None
 
 
 _log = logging.getLogger("foregrad.recompiles")
@@ -120,7 +90,7 @@ class Dispatcher:
         """`on_unsupported`: the treatment of calls that can't be compiled; None for `config`'s. `outer`: the dispatcher
         compiles a form of a function; forms are called under no torch.func transform and without dual numbers.
         """
-        self.function = function
+        self.function: Any = function
         self.pipeline = pipeline
         self.config = dataclasses.replace(config, on_unsupported=on_unsupported or config.on_unsupported)
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
@@ -131,11 +101,12 @@ class Dispatcher:
         made, mode = weakref.ref(self.graphs), self.config.on_unsupported  # a graph's function keeps the refusals
         self.refusals = Refusals(function, self.name, mode, self._outer.once, config.refusal_limit, made)
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
-        self._named = Form(_takes_all)
-        self._by_sizes = Form(sizes_of)
-        self._most_sizes = config.recompile_limit if self._outer.splits_sizes else 0
-        self._state = Form(_takes_all)
-        self.forms = self._named, self._by_sizes, self._state  # in the order of trials
+        self._named: tuple[Dispatcher, ...] = ()  # of the form that an error named, for the calls that `_takes`
+        self._takes: Callable[..., bool] = bool
+        self._plans: tuple[Dispatcher, ...] = ()  # of the forms with state, or draws, as an argument
+        # Of a form: a function of (args, kwargs, entry) that hands a call to the entry, and the calls' sizes.
+        self.handing: Callable[..., Any] = bool
+        self.made_for: set[object] = set()
         self._fixed: set[tuple[int, object]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
@@ -199,8 +170,8 @@ class Dispatcher:
 
     def source(self) -> str:
         """The rendered Python of every specialization."""
-        parts = [] if self._state.entries else [s.source() for s in self.specializations]
-        parts += [source_of(stateful) for _, stateful in self._state.entries.values()]
+        parts = [] if self._plans else [s.source() for s in self.specializations]
+        parts += [source_of(plan.handing) for plan in self._plans]
         return "\n\n".join([*parts, *(inner.source() for inner in self.inner())])
 
     def view(self) -> FunctionView:
@@ -252,7 +223,7 @@ class Dispatcher:
 
     def inner(self) -> list[Dispatcher]:
         """The dispatchers of the function's forms."""
-        return [inner for form in self.forms for inner, _ in form.entries.values()]
+        return [*self._named, *self._plans]
 
     def recompiles(self) -> Recompiles:
         """Every compilation so far with its reasons, and the calls that ran eagerly."""
@@ -272,7 +243,7 @@ class Dispatcher:
         result = self._call_forms(args, kwargs)
         if result is not MISS:
             return result
-        if eager := self.fallbacks.past.covers():
+        if eager := self.fallbacks.past.covers() or (self.refusals.after_forms and self.refusals.covers(args, kwargs)):
             with attempts().give_up():
                 return eager.call(self.function, args, kwargs)
         if self.fallbacks.only_raises:
@@ -280,24 +251,36 @@ class Dispatcher:
         return self._compile_and_call(args, kwargs, tried)
 
     def _call_forms(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        """The result of a call from the first form of the function that takes it; `MISS` if none does."""
-        for form in self.forms:
-            result = form.call(args, kwargs)
+        """The result of a call from the first form that takes it, or `MISS`. A single plan may make a graph."""
+        if self._named and self._takes(args, kwargs):
+            return self._named[0].handing(args, kwargs, self._named[0].entry)
+        plans: Sequence[Dispatcher] = self._plans
+        if has_several := len(plans) > 1:
+            sizes = sizes_of(args, kwargs)
+            plans = sorted(plans, key=lambda plan: sizes not in plan.made_for)
+        for plan in plans:
+            result = plan.handing(args, kwargs, plan.look if has_several else plan.entry)
             if result is not MISS:
                 return result
-        return self._diverged(args, kwargs) if self._state.entries else MISS
+        return self._call_anew(plans[0], args, kwargs) if len(plans) == 1 else MISS
+
+    def look(self, *args: object, **kwargs: object) -> object:
+        """The result of a call from a graph that there is. Raises `ArgumentsDiffer` if none serves the call."""
+        of_plans = tuple(functools.partial(plan.handing, inner=plan.look) for plan in self._plans)
+        for call in self.graphs.calls + of_plans:
+            result = call(args, kwargs)
+            if result is not MISS:
+                self.graphs.served(call)
+                return result
+        raise ArgumentsDiffer(f"no graph of `{self.name}` takes these draws")
 
     def _compile_and_call(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, object],
-        tried: tuple[Callable[..., object], ...],
-        *,
-        lifts: bool = True,
+        self, args: tuple[Any, ...], kwargs: Mapping[str, object], tried: tuple[Callable[..., object], ...]
     ) -> Any:
         with attempts().in_one_call():
-            if lifts and not self._is_full() and self._lift(args, kwargs):
-                return self._call_forms(args, kwargs)
+            if (lifts := not self._plans) and not self._is_full() and self._lift(args, kwargs):
+                result = self._call_forms(args, kwargs)
+                return self._compile_and_call(args, kwargs, self.graphs.calls) if result is MISS else result
             while True:
                 with held, self._turn.taken() as has_turn:
                     args = renewed(self.function, args)
@@ -311,10 +294,18 @@ class Dispatcher:
                 tried += made_meanwhile
                 if not made_meanwhile:
                     break
-            result = self._call_forms(args, kwargs) if lifts else self._named.call(args, kwargs)
+            if isinstance(first, ArgumentsFound):
+                plan, refused = self._plan_for(first), first.refusal()
+                first = self.fallbacks.after(refused) if plan is None else None
+                result = MISS if plan is None else self._call_plan(plan, args, kwargs)
+                if result is MISS and plan is not None:  # a second thread has drawn meanwhile
+                    self.fallbacks.past.reached(self.refusals.count_only(str(refused)))
+            else:
+                result = self._call_forms(args, kwargs) if lifts or self._named else MISS
             if result is not MISS:
                 return result
             if not isinstance(first, Specialization):
+                self.refusals.after_forms = any(plan.serves_again for plan in self._plans)
                 try:
                     return self.fallbacks.run(args, kwargs, first)
                 finally:
@@ -328,7 +319,7 @@ class Dispatcher:
                 second = self._try_to_specialize(args, kwargs) if has_turn else None
             args = renewed(self.function, args)
             if not isinstance(second, Specialization):
-                return self.fallbacks.run(args, kwargs, second)
+                return self.fallbacks.run(args, kwargs, None if isinstance(second, ArgumentsFound) else second)
             result = second.call(args, kwargs)
             if result is MISS and first.makes_the_same_of_it(second):
                 second.leave_unrepeated(self.name)
@@ -352,16 +343,16 @@ class Dispatcher:
         """Make state an argument of the function: numbers that differ in each call, and its draws. Whether some state
         is an argument now.
         """
-        if not self._state.entries and may_have_a_form(self.function):
+        if not self._plans and may_have_a_form(self.function):
             known = self.function, self.name, self.specializations, self._fixed
             places = draws or of_python().state_that_varies(*known)
             if places:
                 self._take(places, () if draws else self._why(args, kwargs))
                 if not draws:  # graphs so far draw nothing
                     self.graphs.try_only()
-        return bool(self._state.entries)
+        return bool(self._plans)
 
-    def _take(self, places: tuple[LeadingPlace, ...], why: tuple[Difference, ...] = ()) -> None:
+    def _take(self, places: tuple[LeadingPlace, ...], why: tuple[Difference, ...] = ()) -> Dispatcher:
         lifted: StatefulFunction = of_python().Lifted(self.function, places)
         varied = self._sizes.varied | numbers_read(self.graphs.decisions)
         inner = self._compiling(
@@ -370,26 +361,48 @@ class Dispatcher:
             open_sizes={**self._sizes.open, **{place.path: place.dims for place in places}},
             dynamic=self._sizes.dynamic,
         )
-        self._state.entries = {True: (inner, of_python().render_stateful(self.name, lifted, inner.entry))}
+        inner.handing = of_python().render_stateful(self.name, lifted)
+        self._plans += (inner,)
+        return inner
 
     def _compiling(self, function: Callable[..., object], outer: Outer, **sizes: Any) -> Dispatcher:
         return Dispatcher(function, self.pipeline, self.config, self.name, outer=outer, **sizes)
 
-    def _diverged(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        """A call that the form with state as an argument can't take: its draws differ from the arguments, or it needs
-        the numbers in an array of its state.
+    def _plan_for(self, found: ArgumentsFound) -> Dispatcher | None:
+        """The plan for the draws of a call; None at a limit."""
+        known = next((plan for plan in reversed(self._plans) if found.fits(plan.function.places)), None)
+        is_vain = sum(not plan.serves_again for plan in self._plans) >= self.config.single_use_limit
+        drawn = ", ".join(place.path.partition("(")[0] for place in found.taken)
+        why = tuple(Difference("the sequence of draws", "another", drawn) for _ in self.all_specializations())
+        is_full = is_vain or len(why) >= self.config.recompile_limit
+        return self._take(found.taken, why) if known is None and not is_full else known
+
+    @property
+    def serves_again(self) -> bool:
+        """Whether a graph has served a second call, or some state varies."""
+        return bool(self._plans) or any(map(self.graphs.has_served_again, self.specializations))
+
+    def _call_plan(self, plan: Dispatcher, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+        """The result of a call that takes the draws of a plan, by a further graph; `MISS` if it draws otherwise."""
+        plan.made_for.add(sizes_of(args, kwargs))
+        graphs, eager = [*plan.all_specializations()], plan.refusals.entries
+        result = plan.handing(args, kwargs, plan.entry)
+        if result is MISS:
+            return self._call_anew(plan, args, kwargs)
+        if self._plans[1:] and eager and graphs == [*plan.all_specializations()]:
+            self.refusals.by_kind[self.refusals.kind(args, kwargs)] = eager[-1]
+            self.refusals.after_forms = True
+        return result
+
+    def _call_anew(self, plan: Dispatcher, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+        """The result of a call by the plan that the capture for this one found; `MISS` if it found none. A plan that
+        takes arrays whose numbers are needed is dropped.
         """
-        form = self._state.entries.get(True)  # a second thread may have dropped the graph
-        if form is not None and (arrays := _arrays_of(form[0].function)):
+        arrays, found, plan.function.found = _arrays_of(plan.function), plan.function.found, ()
+        if arrays or (found and not plan.specializations):
             self._fixed |= arrays
-            self._state.entries = {}
-            return self._compile_and_call(args, kwargs, self.graphs.calls)
-        sizes, others = sizes_of(args, kwargs), self._by_sizes.entries
-        if sizes not in others and len(others) < self._most_sizes:
-            other = self._compiling(self.function, Outer(splits_sizes=False, once=self._outer.once, turn=self._turn))
-            others[sizes] = other, lambda args, kwargs: other.entry(*args, **kwargs)
-        result = self._by_sizes.call(args, kwargs)
-        return self._compile_and_call(args, kwargs, self.graphs.calls, lifts=False) if result is MISS else result
+            self._plans = tuple(other for other in self._plans if other is not plan)
+        return self._call_plan(self._take(found), args, kwargs) if found else MISS
 
     def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | BaseException | None:
         """A graph for a call that fits no graph so far. If the call runs eagerly instead: the error that is the reason,
@@ -473,24 +486,27 @@ class Dispatcher:
 
     def _takes_form(self, error: OtherFormError, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
         """Make the form that an error names, if it takes this call. Whether it does."""
-        form, entries = error.form(self.function), self._named.entries
+        form = error.form(self.function)
         if (
             not self._levels
             or isinstance(self.function, (type(form), StatefulFunction))
             or not error.takes(args, kwargs)
         ):
             return False
-        self._named.kind = error.takes
-        if not entries:
+        self._takes = error.takes
+        if not self._named:
             outer, sizes = Outer(once=self._outer.once, turn=self._turn), self._sizes
             inner = self._compiling(form, outer, open_sizes=sizes.open, dynamic=sizes.dynamic)
-            entries[True] = inner, functools.partial(_called_in_form, form, inner.entry, self.fallbacks)
+            inner.handing = functools.partial(_called_in_form, form, self.fallbacks)
+            self._named = (inner,)
         return True
 
     def _without_graph(self, error: BaseException) -> BaseException | None:
         """The result of `_try_to_specialize` after a capture raised `error`. Raises errors meant for the caller."""
         if isinstance(error, ArgumentsFound):
-            if not self._state.entries and self._lift((), {}, error.taken):
+            if error.taken[0].is_drawn and may_have_a_form(self.function):
+                return error
+            if not self._plans and self._lift((), {}, error.taken):
                 return None
             error = error.refusal()
         places = getattr(error, "places", ())  # the next capture takes these as arguments
@@ -530,11 +546,7 @@ def _arrays_of(function: object) -> frozenset[tuple[int, object]]:
 
 
 def _called_in_form(
-    form: Any,
-    entry: Callable[..., object],
-    fallbacks: Fallbacks,
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
+    form: Any, fallbacks: Fallbacks, args: tuple[object, ...], kwargs: Mapping[str, object], entry: Callable[..., Any]
 ) -> object:
     try:
         return form.called(entry, args, kwargs)

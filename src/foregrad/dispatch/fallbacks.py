@@ -75,9 +75,10 @@ class Refusals:
         self._growing: ById[EagerCalls, _Growing] = ById()
         self._tries = 0
         self._module = getattr(function, "__self__", None)
+        self.after_forms = False  # whether the function's forms are asked before a refused kind runs eagerly
 
     def __bool__(self) -> bool:
-        return bool(self.entries)
+        return bool(self.entries) and not self.after_forms
 
     def covers(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> EagerCalls | None:
         """The count of calls of the refused kind, the present call included; None if the kind was not refused."""
@@ -88,7 +89,8 @@ class Refusals:
             if entry is None or self._has_grown(entry):
                 return None
             is_due = entry.count in _TRIED_AGAIN
-            if is_due and (entry.count >= _SELDOM or getattr(self.graphs(), "specializations", False)):
+            graphs = self.after_forms or getattr(self.graphs(), "specializations", False)
+            if is_due and (entry.count >= _SELDOM or graphs):
                 del self.by_kind[kind]
                 return None
         entry.count += 1

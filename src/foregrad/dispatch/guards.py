@@ -98,6 +98,11 @@ class CallGuards(GuardMaker):
 
     def _render(self, *, transformed: bool) -> None:
         self.take_apart(self.user_name)
+        given = [(i, info.argument) for i, info in enumerate(self.signature.inputs) if info.number]
+        numbers = {i: self.leaves[argument] for i, argument in given if argument is not None}
+        for decision, text in number_tests(self.joint, numbers, self.bind):
+            test = f"{self.bind('same_value', same_value)}({text}, {self.bind('expected', decision.value)})"
+            self.require(test, f"the value read at {decision.where}", Words(repr(decision.value)), text)
         first = len(self.list.steps)
         apart = apart_guards(
             self.call, self.containers, self.signature.effects.python_writes, self.captured.reached, self.bind
@@ -124,11 +129,6 @@ class CallGuards(GuardMaker):
         look = f"{self.bind('state_difference', state_difference)}({self.bind('before', before)}, {now}())"
         state = Guard("", look=look, facts=((STATE, before),))
         self.list.steps[first:first] = [state, Guard("", look=f"{watch}.difference()")]
-        given = [(i, info.argument) for i, info in enumerate(self.signature.inputs) if info.number]
-        numbers = {i: self.leaves[argument] for i, argument in given if argument is not None}
-        for decision, text in number_tests(self.joint, numbers, self.bind):
-            test = f"{self.bind('same_value', same_value)}({text}, {self.bind('expected', decision.value)})"
-            self.require(test, f"the value read at {decision.where}", Words(repr(decision.value)), text)
         self._bases(inputs)
         self._relations(inputs)
         self._answers([*inputs, *self.wrappers])

@@ -67,9 +67,11 @@ class LeadingPlace(Protocol):
 class StatefulFunction(functools.partial[Any]):
     """A function with the tuple of the values at `places` as its first argument. It counts as its function's partial
     application. `arrays`: the places of arrays, by identity. `uses_up`: whether `places` use up random generators.
+    `found`: places that the last capture found to be right for more calls, in place of `places`; or empty.
     """
 
     places: tuple[LeadingPlace, ...]
+    found: tuple[LeadingPlace, ...]
     arrays: frozenset[tuple[int, Any]]
     uses_up: bool
 

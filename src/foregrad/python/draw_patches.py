@@ -53,12 +53,14 @@ def not_drawing() -> contextlib.AbstractContextManager[None]:
     return bound(_active, "draws", None)
 
 
-def _is_users(path: str = "random") -> str:
-    """The function that the user's code calls: `path`, or one of Python's `random` in between; "" if there is none."""
+def _users(path: str = "random") -> tuple[str, ...]:
+    """The function that the user's code calls: `path`, or one of Python's `random` in between, and the line; or ()."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == "random":
         path, frame = f"random.{frame.f_code.co_name}", frame.f_back
-    return path if frame is not None and not is_outside(frame.f_globals.get("__name__")) else ""
+    if frame is None or is_outside(frame.f_globals.get("__name__")):
+        return ()
+    return path, f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def wrapper_of(original: Callable[..., Any], path: str) -> Callable[..., Any]:
@@ -67,10 +69,10 @@ def wrapper_of(original: Callable[..., Any], path: str) -> Callable[..., Any]:
     @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
     def draw(*args: Any, **kwargs: Any) -> Any:
         draws = getattr(_active, "draws", None)
-        if draws is None or not (called := _is_users(path)):
+        if draws is None or not (called := _users(path)):
             return original(*args, **kwargs)
         with not_drawing():  # the generator's own making is no draw of the program's
-            return draws.draw(Draw(original, args, tuple(kwargs.items()), called), original, args, kwargs)
+            return draws.draw(Draw(original, args, tuple(kwargs.items()), *called), original, args, kwargs)
 
     return draw
 
@@ -82,11 +84,11 @@ def _method(name: str) -> Callable[..., Any]:
     @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
     def method(self: random.Random, *args: Any, **kwargs: Any) -> Any:
         draws = getattr(_active, "draws", None)
-        if draws is None or not (called := _is_users(f"random.{name}")) or self in draws.seeded:
+        if draws is None or not (called := _users(f"random.{name}")) or self in draws.seeded:
             return original(self, *args, **kwargs)
         with not_drawing():
             draw = original.__get__(self)
-            return draws.draw(Draw(draw, args, tuple(kwargs.items()), called), draw, args, kwargs)
+            return draws.draw(Draw(draw, args, tuple(kwargs.items()), *called), draw, args, kwargs)
 
     return method
 
@@ -97,7 +99,7 @@ _originals_of_seed = random.Random.seed
 def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
     """A generator is made, or seeded, by the user's code: a generator made there gives equal numbers in each call."""
     draws = getattr(_active, "draws", None)
-    if draws is not None and _is_users() and not isinstance(self, random.SystemRandom):
+    if draws is not None and _users() and not isinstance(self, random.SystemRandom):
         draws.seed(self, a)
     _originals_of_seed(self, a, version)
 
@@ -107,7 +109,7 @@ _original_setstate = random.Random.setstate
 
 def _setstate(self: random.Random, state: Any) -> None:
     draws = getattr(_active, "draws", None)
-    if draws is not None and _is_users():
+    if draws is not None and _users():
         draws.seed(self, 0)
     _original_setstate(self, state)
 
@@ -176,7 +178,7 @@ def _shuffling(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def shuffle(x: Any) -> Any:
         draws = getattr(_active, "draws", None)
-        if draws is not None and _is_users():
+        if draws is not None and _users():
             raise UnsupportedSideEffectError(
                 f"`{draws.name}` shuffles in place by NumPy's generator. Take `a[np.random.permutation(len(a))]`, or "
                 "shuffle before the call."

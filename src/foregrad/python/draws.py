@@ -1,37 +1,60 @@
 """Numbers drawn from Python's and NumPy's generators and from clocks while a function runs: calls that are made again.
 
 The first capture makes the calls and notes them; then the function is captured with the draws as arguments (`Lifted`),
-and each draw gives the number drawn before the graph runs. Calls that draw otherwise than noted (`ArgumentsDiffer`) are
-captured without draws as arguments, and run eagerly where they draw at all.
+and each draw gives the number drawn before the graph runs. For a call that draws otherwise than noted
+(`ArgumentsDiffer`), the draws are noted again: they are the arguments of a second form, with graphs of its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from .._torch.symbols import is_symbolic
+from .._torch.symbols import concrete, map_symbolic
 from ..errors import UnsupportedSideEffectError
-from ..frontend.call import FlatCall
+from ..frontend.call import FlatCall, LeadingPlace
 from ..frontend.values import is_plain
 from ..identity import ById, IdSet
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
+from ..tracing.values.numbers import TracedFloat
 from .drawn_arrays import DrawnArray, dtype_of, is_array
-from .lifted import Draw, drawn_in, numbered
+from .lifted import Draw, lifted_forms
 from .opaque import CLOCKS, REFUSED_DRAWS
 
 
+class DrawsFound(ArgumentsFound):
+    """The function draws: each draw that it `made`, with the value."""
+
+    def __init__(self, name: str, made: list[tuple[Draw, Any]]) -> None:
+        draws = (dataclasses.replace(draw, path=f"{draw.path}() number {i}") for i, (draw, _) in enumerate(made))
+        super().__init__(name, made[0][0].path, tuple(draws))
+        self.name, self.made = name, made
+        self.fits(())
+
+    def fits(self, places: tuple[LeadingPlace, ...]) -> bool:
+        values = [value for _, value in self.made]
+        pairs = enumerate(zip(places, self.taken, strict=False))
+        least = min(len(places), len(values))
+        equal = next((i for i, (a, b) in pairs if type(a) is not Draw or a.given(values) != b), least)
+        draw, _ = self.made[min(equal, len(values) - 1)]
+        said = f"`{self.name}` takes from {draw.path} at {draw.where} differently in each call"
+        self.refused = f"{said}; draw before the call."
+        return len(places) == equal == len(values)
+
+
 class Draws:
-    """The draws of one run. `planned`: the draws that are arguments, with the call's values."""
+    """The draws of one run. `form`: the form with draws as arguments."""
 
     def __init__(self, name: str, call: FlatCall, known: Callable[[Any], bool]) -> None:
-        self.name, self.call, self.function = name, call, call.function
+        self.name, self.call = name, call
         self.known = known  # whether an object is older than the call
-        self.made: list[Draw] = []  # that no argument stands for
+        self.made: list[tuple[Draw, Any]] = []  # that no argument stands for, with the value
         self.seeded: IdSet[Any] = IdSet()  # generators that the function makes itself
+        self.form = next((form for form in lifted_forms(call.function) if form.places[0].is_drawn), None)
         self.taken = 0
 
     def draw(self, draw: Draw, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -40,22 +63,20 @@ class Draws:
                 f"`{self.name}` calls `{draw.path}`: its result differs in each call. Call it before, and pass the "
                 "result (the clocks `time.time` and `time.perf_counter` may be read inside)."
             )
-        planned = drawn_in(self.function)
-        if self.taken < len(planned):
-            expected, value = planned[self.taken]
-            if expected != draw:
-                raise ArgumentsDiffer(self._said(draw))
+        if any(type(value) is TracedFloat for value in (*args, *kwargs.values())):
+            self._refuse(draw)
+        if self.form is not None:
+            if not self.form.draws(draw, self.taken):
+                raise ArgumentsDiffer(f"`{self.name}` draws differently in each call.")
             self.taken += 1
-            return value
-        if planned:
-            raise ArgumentsDiffer(self._said(draw))
-        if any(is_symbolic(value) or not is_plain(value) for value in (*args, *kwargs.values())):
+            return self.form.drawn[self.taken - 1][1]
+        args, kwargs = map_symbolic((args, kwargs), concrete)
+        if not all(map(is_plain, (*args, *kwargs.values()))):
             self._refuse(draw)
         value = original(*args, **kwargs)
         if type(value) not in (int, float) and not is_array(value):
             self._refuse(draw)
-        self.made.append(draw)
-        self.taken += 1
+        self.made.append((dataclasses.replace(draw, args=args, kwargs=tuple(kwargs.items())), value))
         if not is_array(value):
             return value
         # Nothing of this run is kept.
@@ -81,17 +102,17 @@ class Draws:
 
     def check(self) -> None:
         """The run is over: it made all draws that were expected. Raises `ArgumentsFound` for any further draw."""
-        planned = drawn_in(self.function)
-        if planned and self.taken != len(planned):
-            raise ArgumentsDiffer(self._said(planned[self.taken][0]))
-        clocks = [draw.path for draw in self.made if draw.function in CLOCKS]
+        form = self.form
+        if form is not None and (form.found or self.taken != len(form.drawn)):
+            raise ArgumentsDiffer(f"`{self.name}` draws differently in each call.")
+        clocks = [draw.path for draw, _ in self.made if draw.function in CLOCKS]
         if len(clocks) > 1:
             raise UnsupportedSideEffectError(
                 f"`{self.name}` takes the time more than once ({', '.join(dict.fromkeys(clocks))}): a compiled call "
                 "would take all times before its graph, and nothing would lie between them. Take times round the call."
             )
         if self.made:
-            raise ArgumentsFound(self.name, self.made[0].path, numbered(self.made))
+            raise DrawsFound(self.name, self.made)
 
     def seed(self, generator: Any, seed: Any) -> None:
         """The function seeds a generator, or sets its state. `known(generator)`: it is older than the call."""
@@ -107,12 +128,8 @@ class Draws:
             )
         self.seeded.add(generator)
 
-    def _refuse(self, draw: Draw) -> None:
-        raise UnsupportedSideEffectError(self._said(draw))
-
-    def _said(self, draw: Draw) -> str:
-        return (
-            f"`{self.name}` takes from {draw.path}, but not always numbers with fixed arguments, or not equally "
-            "often in each call. Draw before the call and pass the result (for random numbers, torch's own functions "
-            "work)."
+    def _refuse(self, draw: Draw) -> NoReturn:
+        raise UnsupportedSideEffectError(
+            f"`{self.name}` takes from {draw.path} with arguments, or a result, that are no fixed numbers. Draw before "
+            "the call and pass the result (for random numbers, torch's own functions work)."
         )

@@ -11,15 +11,39 @@ import contextlib
 import dataclasses
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+import torch
+
+from .._torch.symbols import concrete, expression_in, expression_text, symbol_made
 from ..frontend.call import StatefulFunction, forms_of
+from ..graph.source import Names, compile_source
 from ..interrupts import runs_user_code
 from ..locks import bound
+from ..runtime.lines import LineWriter
 from .effects import StatePlace
 from .holders import NUMPY_RANDOM, RANDOM
 from .opaque import used_up
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Formula:
+    """An argument of a draw that is computed from earlier draws."""
+
+    text: str
+    compute: Callable[[Sequence[Any]], Any] = dataclasses.field(compare=False)
+
+    @classmethod
+    def of_number(cls, number: Any, drawn: Sequence[Any]) -> Any:
+        """The formula of a symbolic number in what was drawn; any other number as it is."""
+        names = {symbol_made(value): f"d[{i}]" for i, value in enumerate(drawn) if isinstance(value, torch.SymInt)}
+        free = expression_in(number, names).free_symbols if isinstance(number, torch.SymInt) else ()
+        if not free or not free <= names.keys():
+            return concrete(number)
+        lines = LineWriter(Names(["d"]))
+        text = expression_text(number, names, lines.bind)
+        return cls(text, compile_source(f"def compute(d):\n    return {text}\n", "compute", lines.globals))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +54,13 @@ class Draw:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     path: str = dataclasses.field(compare=False)
+    where: str = dataclasses.field(compare=False)  # the user's line
     dims: ClassVar[frozenset[int]] = frozenset()
+
+    def given(self, drawn: Sequence[Any]) -> Draw:
+        """The draw after `drawn`, with the values of its formulas."""
+        args = (value.compute(drawn) if type(value) is Formula else value for value in self.args)
+        return dataclasses.replace(self, args=tuple(args))
 
     def now(self, taken: Any) -> Any:
         return taken
@@ -104,7 +134,7 @@ class Lifted(StatefulFunction):
         lifted = super().__new__(cls, function)
         lifted.generators = Generators(place for place in places if isinstance(place, Draw))
         lifted.drawn = []
-        lifted.places = places
+        lifted.places, lifted.found = places, ()
         lifted.arrays = frozenset(
             place.identity for place in places if isinstance(place, StatePlace) and place.is_array
         )
@@ -114,18 +144,32 @@ class Lifted(StatefulFunction):
 
     @runs_user_code
     def __call__(self, state: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
-        if is_capturing():
-            self.drawn = []
-        for place, value in zip(self.places, state, strict=True) if is_capturing() else ():
+        if not is_capturing():
+            self.generators.put_back()  # the function draws by itself
+            return self.func(*args, **kwargs)
+        self.drawn, self.found = [], ()
+        for place, value in zip(self.places, state, strict=True):
             if isinstance(place, Draw):
                 self.drawn.append((place, value))
                 continue
             self.stand_ins[place.identity] = value
             if isinstance(place, StatePlace):
                 place.put(value)
-        if self.generators.kinds and not is_capturing():
-            self.generators.put_back()  # the function draws by itself
         return self.func(*args, **kwargs)
+
+    def draws(self, draw: Draw, number: int) -> bool:
+        """Whether a draw of the run is the form's with this number."""
+        if number == len(self.drawn):
+            return False
+        expected, drawn = self.drawn[number][0], [value for _, value in self.drawn[:number]]
+        args = tuple(Formula.of_number(value, drawn) for value in draw.args)
+        found, numbers = dataclasses.replace(draw, args=args, path=expected.path), [*map(concrete, drawn)]
+        is_fixed = all(type(value) is not Formula for value in args)
+        if is_fixed or found == expected or found.given(numbers) != expected.given(numbers):
+            return expected.given(drawn) == draw
+        places = self.found or self.places
+        self.found = (*places[:number], found, *places[number + 1 :])
+        return True
 
 
 class Generators:
@@ -144,17 +188,7 @@ class Generators:
             kind.put_back(generator, state, None)
 
 
-def numbered(draws: Iterable[Draw]) -> tuple[Draw, ...]:
-    """Draws with paths that tell them apart."""
-    return tuple(dataclasses.replace(draw, path=f"{draw.path}() number {i}") for i, draw in enumerate(draws))
-
-
-def drawn_in(function: Any) -> list[tuple[Draw, Any]]:
-    """The draws of the running call."""
-    return next((form.drawn for form in _lifted_forms(function) if form.drawn), [])
-
-
-def _lifted_forms(function: Any) -> list[Lifted]:
+def lifted_forms(function: Any) -> list[Lifted]:
     return [form for form in forms_of(function) if isinstance(form, Lifted)]
 
 
@@ -172,23 +206,23 @@ def is_capturing() -> bool:
 
 def lifted_places(function: Any) -> list[StatePlace]:
     """All places that are arguments of a function."""
-    return [place for form in _lifted_forms(function) for place in form.places if isinstance(place, StatePlace)]
+    return [place for form in lifted_forms(function) for place in form.places if isinstance(place, StatePlace)]
 
 
 def containers_asked(function: Any) -> set[tuple[int, Any]]:
     """The places of containers whose answers are arguments of a function."""
-    asked = [place.container for form in _lifted_forms(function) for place in form.places if isinstance(place, Answer)]
+    asked = [place.container for form in lifted_forms(function) for place in form.places if isinstance(place, Answer)]
     return {place.identity for place in asked if isinstance(place, StatePlace)}
 
 
 def lifted_paths(function: Any) -> tuple[str, ...]:
     """The expressions by which people know the places that are arguments of a function."""
-    return tuple(place.path for form in _lifted_forms(function) for place in form.places if not place.is_drawn)
+    return tuple(place.path for form in lifted_forms(function) for place in form.places if not place.is_drawn)
 
 
 def stand_in_at(function: Any, identity: tuple[int, Any], otherwise: Any = None) -> Any:
     """The value that the last call of a function put at a place, or `otherwise`."""
-    forms = _lifted_forms(function)
+    forms = lifted_forms(function)
     return next((form.stand_ins[identity] for form in forms if identity in form.stand_ins), otherwise)
 
 

@@ -17,7 +17,7 @@ from ..runtime.lines import LineWriter
 from ..tracing.tape.again import ArgumentsDiffer
 from .effects import CallMethod, StatePlace
 from .journals import KINDS
-from .lifted import Answer, Draw, Lifted, lifted_places, window_of
+from .lifted import Answer, Draw, Formula, Lifted, lifted_places, window_of
 from .program_state import ProgramState
 
 
@@ -82,19 +82,18 @@ def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
     return found | {(id(w.target), w.key) for w in writes if isinstance(w, CallMethod) and w.kind != "self"}
 
 
-def render_stateful(
-    name: str, lifted: Lifted, inner: Callable[..., Any]
-) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """A function of (args, kwargs) that calls `inner` with the state ahead of its arguments. The result is `MISS` for
-    calls with different draws, or that need the numbers in an array.
+def render_stateful(name: str, lifted: Lifted) -> Callable[..., Any]:
+    """A function of (args, kwargs, inner) that calls `inner` with the state ahead of its arguments. The result is
+    `MISS` for calls with different draws, or that need the numbers in an array.
     """
     names = Names(["args", "kwargs", "inner", "eagerly", "state", "MISS"])
-    reads, remember, draws = [], "", LineWriter(names)
-    draws.globals |= {"inner": inner, "eagerly": lifted.func, "MISS": MISS}
-    bind = draws.bind
+    reads, draws = [], LineWriter(names)
+    draws.globals |= {"eagerly": lifted.func, "MISS": MISS}
+    bind, numbers = draws.bind, list[str]()
     for place in lifted.places:
         if isinstance(place, Draw):
-            reads.append(_drawn(place, draws))
+            numbers.append(_drawn(place, draws, numbers))
+            reads.append(numbers[-1])
         elif isinstance(place, Answer):
             is_place = isinstance(place.container, StatePlace)
             container = _read(place.container, bind) if is_place else bind("container", place.container)
@@ -108,21 +107,20 @@ def render_stateful(
             reads[-1] += f" if {' and '.join(tests)} else None" if tests else ""
         else:
             reads.append(_read(place, bind))
-    if lifted.generators.kinds:
-        remember = f"    {bind('remember', lifted.generators.remember)}()\n"
+    remember = f"    {bind('remember', lifted.generators.remember)}()\n" if lifted.generators.kinds else ""
     drawn = "".join(f"        {line}\n" for line in draws.lines)
     put_back = f"{bind('put_back', lifted.generators.put_back)}()" if lifted.generators.kinds else "pass"
     source = (
-        "def call(args, kwargs):\n"
+        "def call(args, kwargs, inner):\n"
         f"{remember}"
         "    try:\n"
         f"{drawn}"
         f"        state = ({', '.join(reads)},)\n"
         "    except (LookupError, AttributeError, ValueError, TypeError, ArithmeticError):\n"
         f"        {put_back}\n"
-        "        return eagerly(*args, **kwargs)\n"
+        f"        return {'MISS' if numbers else 'eagerly(*args, **kwargs)'}\n"
     )
-    if lifted.arrays or any(isinstance(place, Draw) for place in lifted.places):
+    if lifted.arrays or numbers:
         source += (
             "    try:\n"
             "        return inner(state, *args, **kwargs)\n"
@@ -146,10 +144,12 @@ def _read(place: StatePlace, bind: Bind) -> str:
     return get or item(target, place.key, bind)
 
 
-def _drawn(draw: Draw, lines: LineWriter) -> str:
+def _drawn(draw: Draw, lines: LineWriter, earlier: Sequence[str]) -> str:
     """Add the line that draws; returns the variable of the number."""
 
     def spelled(value: Any) -> str:
+        if type(value) is Formula:
+            return f"{lines.bind('compute', value.compute)}(({', '.join(earlier)},))"
         return literal(value) or lines.bind("constant", value)
 
     name = lines.names.fresh("drawn")

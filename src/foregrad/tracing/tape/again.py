@@ -51,9 +51,11 @@ class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for anoth
             "result (for random numbers, torch's own functions work)."
         )
         self.taken = taken
-        self.refused = f"`{name}` takes from {path} differently in each call; draw before the call."
-        if not taken[0].is_drawn:
-            self.refused = f"`{name}` reads {path}, and adds to the container. Read it outside, and pass the result."
+        self.refused = f"`{name}` reads {path}, and adds to the container. Read it outside, and pass the result."
+
+    def fits(self, places: tuple[LeadingPlace, ...]) -> bool:
+        """Whether a call that takes these values takes what was found."""
+        return False
 
     def refusal(self) -> UnsupportedSideEffectError:
         """The error for a call that can't have these values as arguments."""
