@@ -149,7 +149,7 @@ class TensorSpec:
         return hash((self.shape, self.stride, self.dtype, self.device))
 
     def __repr__(self) -> str:
-        return f"{_DTYPE_NAMES.get(self.dtype, str(self.dtype))}[{', '.join(map(str, self.shape))}]"
+        return f"{_DTYPE_NAMES.get(self.dtype) or str(self.dtype)}[{', '.join(map(str, self.shape))}]"
 
 
 _DTYPE_NAMES = {
