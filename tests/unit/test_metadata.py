@@ -238,6 +238,36 @@ def test_rules_for_any_strides_agree_with_the_kernels(op: Any, shapes: list[tupl
     assert answered or len(shapes) > 1
 
 
+x, classes, one = torch.randn(4, 5), torch.tensor([1, 2, 3, 0]), torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(
+    "op, args",
+    [
+        (aten.nll_loss_forward.default, (x, classes, torch.rand(5), 1, -100)),
+        (aten.nll_loss_forward.default, (x, classes, None, 0, -100)),
+        (aten.nll_loss_forward.default, (x, classes[:3], None, 1, -100)),
+        (aten.nll_loss_forward.default, (x, classes.float(), None, 1, -100)),
+        (aten.nll_loss_forward.default, (x[0], classes[0], None, 1, -100)),
+        (aten.nll_loss_backward.default, (one, x, classes, torch.rand(5), 1, -100, one)),
+        (aten.nll_loss_backward.default, (x[:, 0], x, classes, None, 0, -100, one)),
+        (aten.embedding.default, (x, classes.float())),
+        (aten.embedding.default, (x, classes.int())),
+        (aten.embedding.default, (x[0], classes)),
+        (aten.embedding_dense_backward.default, (x[:3], classes, 7, -1, False)),
+        (aten.slice_backward.default, (x, [4, 9], 1, 0, 3, 1)),
+        (aten.slice_backward.default, (x, [4, 9], 5, 0, 3, 1)),
+        (aten.slice_backward.default, (x, [4, 9], 1, 0, 3, 0)),
+        (aten.add.Tensor, (x, torch.randn(3, 5))),
+        (aten.mul.Tensor, (x, x.double())),
+        (aten.empty_like.default, (x.t(),)),
+    ],
+    ids=str,
+)
+def test_no_rule_answers_for_arguments_of_further_kinds(op: Any, args: tuple[Any, ...]) -> None:
+    assert layout_of(op, [TensorSpec.of(a) for a in args if isinstance(a, torch.Tensor)], args, {}) is None
+
+
 @pytest.mark.parametrize("channels, groups", [(1, 1), (4, 1), (4, 2), (4, 4)])
 @pytest.mark.parametrize("size", [(5,), (1,), (5, 6), (1, 1), (4, 3, 5)], ids=str)
 def test_convolutions_are_laid_out_as_the_kernels_results_are(

@@ -120,26 +120,25 @@ def _embedding_backward(specs: Specs, args: Args, kwargs: Kwargs) -> TensorSpec 
 
 
 def _nll_loss(specs: Specs, args: Args, kwargs: Kwargs) -> object:
-    """Of the mean or sum over a batch; the backward too, which has two arguments more."""
-    *grad, x, target = specs[:-1] if len(args) == 7 else specs
-    _, _, weight, reduction, _ = args[len(grad) : len(grad) + 5]
-    scalars = {s.shape for s in (*grad, *specs[2 + len(grad) :])}
-    if kwargs or weight is not None or reduction not in (1, 2) or not scalars <= {()}:
+    """Of the mean or sum over a batch; of the backward too, whose arguments begin with the gradient."""
+    at = int(len(args) == 7)
+    if kwargs or len(args) not in (5, 7) or args[2 + at] is not None or args[3 + at] not in (1, 2):
         return None
-    if target.dtype is not torch.int64 or len(x.shape) != 2 or target.shape != x.shape[:1]:
+    x, target, *scalars = *specs[at : at + 2], *specs[:at], *specs[at + 2 :]
+    is_fitting = target.dtype is torch.int64 and len(x.shape) == 2 and target.shape == x.shape[:1]
+    if not is_fitting or any(scalar.shape for scalar in scalars):
         return None
-    return x.fresh(x.shape) if grad else (x.fresh(()), x.fresh(()))
+    return x.fresh(x.shape) if at else (x.fresh(()), x.fresh(()))
 
 
 def _slice_backward(specs: Specs, args: Any, _: object) -> TensorSpec | None:
+    if len(args) != 6:
+        return None
     (grad,), (_, sizes, dim, *bounds) = specs, args
-    if any(type(n) is not int for n in (*sizes, *grad.shape, *bounds)) or len(bounds) != 3 or bounds[2] < 1:
+    if any(type(n) is not int for n in (*sizes, *grad.shape, *bounds)) or bounds[2] < 1 or not _is_dim(dim, grad):
         return None
-    if len(sizes) != len(grad.shape) or not _is_dim(dim, grad):
-        return None
-    kept = list(sizes)
-    kept[dim] = len(range(sizes[dim])[slice(*bounds)])
-    return grad.fresh(sizes) if kept == list(grad.shape) else None
+    shape = [len(range(n)[slice(*bounds)]) if at == dim % len(sizes) else n for at, n in enumerate(sizes)]
+    return grad.fresh(sizes) if shape == list(grad.shape) else None
 
 
 def _softmax_backward(specs: Specs, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
