@@ -40,8 +40,7 @@ from .view import graph_view
 
 def sizes_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """The sizes of the arguments of a call, and the integers among them."""
-    values = (*args, *kwargs.values())
-    return tuple(v.shape if isinstance(v, torch.Tensor) else v if type(v) is int else None for v in values)
+    return tuple(v.shape if isinstance(v, torch.Tensor) else type(v) is int and v for v in (*args, *kwargs.values()))
 
 
 # -------------------------------------------------------------------- forms
@@ -420,8 +419,9 @@ class Dispatcher:
         if self.fallbacks.fills_too_often:
             self.fallbacks.past.reached(self.refusals.count_only(_PAST_THE_FILLS))
             return None
-        limit, by_length = self.config.recompile_limit, reasons and reasons[-1].name.startswith("len(")
-        if len(self.specializations) >= limit or (by_length and self.graphs.serve_few(limit)):
+        limit, last = self.config.recompile_limit, reasons[-1].name if reasons else ""
+        varies = last.startswith("len(") or last in self._sizes.open  # a length, or a number that is an argument
+        if len(self.specializations) >= limit or (varies and self.graphs.serve_few(limit)):
             self.fallbacks.past_the_limit(args, kwargs)
             return None
         if is_full:  # of objects that are gone
