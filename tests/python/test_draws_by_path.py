@@ -151,7 +151,7 @@ def test_no_end_of_sequences_runs_eagerly_and_names_the_line_that_draws():
         found, call = run(body, compiled, 30)
     assert found == expected
     report = foregrad.explain_recompiles(call)
-    assert (len(report), report.eager_calls) == (8, 22)
+    assert (len(report), report.eager_calls) == (4, 26)
 
 
 def test_graphs_go_on_to_serve_where_a_rare_path_is_refused():

@@ -241,6 +241,7 @@ class Dispatcher:
     ) -> object:
         result = self._call_forms(args, kwargs)
         if result is not MISS:
+            self.refusals.served += 1
             return result
         if eager := self.fallbacks.past.covers() or (self.refusals.after_forms and self.refusals.covers(args, kwargs)):
             with attempts().give_up():
@@ -370,7 +371,7 @@ class Dispatcher:
     def _plan_for(self, found: ArgumentsFound) -> Dispatcher | None:
         """The plan for the draws of a call; None at a limit."""
         known = next((plan for plan in reversed(self._plans) if found.fits(plan.function.places)), None)
-        is_vain = sum(not plan.serves_again for plan in self._plans) >= self.config.single_use_limit
+        is_vain = sum(not plan.serves_again for plan in self._plans) >= self.config.single_use_limit // 2
         drawn = ", ".join(place.path.partition("(")[0] for place in found.taken)
         why = tuple(Difference("the sequence of draws", "another", drawn) for _ in self.all_specializations())
         is_full = is_vain or len(why) >= self.config.recompile_limit

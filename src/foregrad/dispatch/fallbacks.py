@@ -42,6 +42,7 @@ _log = logging.getLogger("foregrad.eager")
 _FEW = 8  # items: the kind of a list up to this length is its items' kinds
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
 _CHOOSING = (bool, str, type(None))
+_ASK_FORMS = 8  # refused calls that ask the forms first, besides one for each call that the forms serve
 _TRIED_AGAIN, _SELDOM = frozenset(4**n for n in range(2, 16)), 256  # refused calls; those where there is no graph
 
 
@@ -75,7 +76,8 @@ class Refusals:
         self._growing: ById[EagerCalls, _Growing] = ById()
         self._tries = 0
         self._module = getattr(function, "__self__", None)
-        self.after_forms = False  # whether the function's forms are asked before a refused kind runs eagerly
+        # Whether the function's forms are asked before a refused kind runs eagerly, and the calls that they served then.
+        self.after_forms, self.served = False, 0
 
     def __bool__(self) -> bool:
         return bool(self.entries) and not self.after_forms
@@ -94,6 +96,7 @@ class Refusals:
                 del self.by_kind[kind]
                 return None
         entry.count += 1
+        self.after_forms &= entry.count <= _ASK_FORMS + self.served
         return entry
 
     def _has_grown(self, entry: EagerCalls) -> bool:
