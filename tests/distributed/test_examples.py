@@ -51,5 +51,5 @@ def test_example(name, said, tmp_path):
     assert codes == [0, 0], first + second
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", first)]
     assert losses[-1] < losses[0]
-    assert first.rstrip().endswith(said)
+    assert any(line.endswith(said) for line in first.splitlines())  # a CUDA build says more as it ends
     assert "ForegradWarning" not in first + second
