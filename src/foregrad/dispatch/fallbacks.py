@@ -42,7 +42,6 @@ _log = logging.getLogger("foregrad.eager")
 _FEW = 8  # items: the kind of a list up to this length is its items' kinds
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
 _CHOOSING = (bool, str, type(None))
-_ASK_FORMS = 8  # refused calls that ask the forms first, besides one for each call that the forms serve
 _TRIED_AGAIN, _SELDOM = frozenset(4**n for n in range(2, 16)), 256  # refused calls; those where there is no graph
 
 
@@ -76,8 +75,7 @@ class Refusals:
         self._growing: ById[EagerCalls, _Growing] = ById()
         self._tries = 0
         self._module = getattr(function, "__self__", None)
-        # Whether the function's forms are asked before a refused kind runs eagerly, and the calls that they served then.
-        self.after_forms, self.served = False, 0
+        self.after_forms, self.served = False, 0  # are forms asked before a refused kind; calls that forms served
 
     def __bool__(self) -> bool:
         return bool(self.entries) and not self.after_forms
@@ -90,13 +88,12 @@ class Refusals:
             entry = self.by_kind.get(kind)
             if entry is None or self._has_grown(entry):
                 return None
-            is_due = entry.count in _TRIED_AGAIN
             graphs = self.after_forms or getattr(self.graphs(), "specializations", False)
-            if is_due and (entry.count >= _SELDOM or graphs):
+            if entry.count in _TRIED_AGAIN and (entry.count >= _SELDOM or graphs):
                 del self.by_kind[kind]
                 return None
         entry.count += 1
-        self.after_forms &= entry.count <= _ASK_FORMS + self.served
+        self.after_forms &= entry.count <= 8 + self.served  # forms that miss more are asked no more
         return entry
 
     def _has_grown(self, entry: EagerCalls) -> bool:
