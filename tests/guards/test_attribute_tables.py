@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad._torch.guards import dict_version, versions_tell
+from foregrad.python._torch.check_tree import dict_version, versions_tell
 
 
 class Plain:

@@ -25,14 +25,14 @@ SLOW = pytest.mark.slow
 
 
 def run(*command, cwd, **environment):
-    """Run a command that sees nothing of the checkout."""
+    """Run a command that sees nothing of the checkout, nor a C++ part in the user's cache."""
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("PYTHONPATH", "FOREGRAD", "VIRTUAL"))
     }
     return subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env={**kept, "FOREGRAD_BUILD_NATIVE": "0", **environment},
+        env={**kept, "FOREGRAD_BUILD_NATIVE": "0", "XDG_CACHE_HOME": str(cwd / "cache"), **environment},
         capture_output=True,
         text=True,
         check=False,
