@@ -30,7 +30,7 @@ from ..interrupts import held
 from ..locks import Turn
 from ..tracing.tape.again import AdditionsFound, ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, OneWarning, Recompile, Recompiles, is_float_text, reason_of, split_reason
-from .fallbacks import Fallbacks, Refusals, Transformed
+from .fallbacks import FORMS_ASKED, Fallbacks, Refusals, Transformed
 from .graphs import Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
@@ -40,7 +40,8 @@ from .view import graph_view
 
 def sizes_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """The sizes of the arguments of a call, and the integers among them."""
-    return tuple(v.shape if isinstance(v, torch.Tensor) else type(v) is int and v for v in (*args, *kwargs.values()))
+    values = *args, *kwargs.values()
+    return tuple(v.shape if isinstance(v, torch.Tensor) else v if type(v) is int else None for v in values)
 
 
 # -------------------------------------------------------------------- forms
@@ -241,9 +242,9 @@ class Dispatcher:
     ) -> object:
         result = self._call_forms(args, kwargs)
         if result is not MISS:
-            self.refusals.served += 1
+            self.refusals.forms_asked += self.refusals.forms_asked > 0
             return result
-        if eager := self.fallbacks.past.covers() or (self.refusals.after_forms and self.refusals.covers(args, kwargs)):
+        if eager := self.fallbacks.past.covers() or (self.refusals.forms_asked and self.refusals.covers(args, kwargs)):
             with attempts().give_up():
                 return eager.call(self.function, args, kwargs)
         if self.fallbacks.only_raises:
@@ -295,7 +296,8 @@ class Dispatcher:
                 if not made_meanwhile:
                     break
             if isinstance(first, ArgumentsFound):
-                plan, refused = self._plan_for(first), first.refusal()
+                refused = first.refusal(self._plans[0].function.places if self._plans else ())
+                plan = self._plan_for(first)
                 first = self.fallbacks.after(refused) if plan is None else None
                 result = MISS if plan is None else self._call_plan(plan, args, kwargs)
                 if result is MISS and plan is not None:  # a second thread has drawn meanwhile
@@ -305,7 +307,7 @@ class Dispatcher:
             if result is not MISS:
                 return result
             if not isinstance(first, Specialization):
-                self.refusals.after_forms = any(plan.serves_again for plan in self._plans)
+                self.refusals.forms_asked = FORMS_ASKED * any(plan.serves_again for plan in self._plans)
                 try:
                     return self.fallbacks.run(args, kwargs, first)
                 finally:
@@ -391,7 +393,7 @@ class Dispatcher:
             return self._call_anew(plan, args, kwargs)
         if self._plans[1:] and eager and graphs == [*plan.all_specializations()]:
             self.refusals.by_kind[self.refusals.kind(args, kwargs)] = eager[-1]
-            self.refusals.after_forms = True
+            self.refusals.forms_asked = FORMS_ASKED
         return result
 
     def _call_anew(self, plan: Dispatcher, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
@@ -420,19 +422,20 @@ class Dispatcher:
         if self.fallbacks.fills_too_often:
             self.fallbacks.past.reached(self.refusals.count_only(_PAST_THE_FILLS))
             return None
-        limit, last = self.config.recompile_limit, reasons[-1].name if reasons else ""
-        varies = last.startswith("len(") or last in self._sizes.open  # a length, or a number that is an argument
+        limit, last = self.config.recompile_limit, reasons[-1] if reasons else None
+        varies = last is not None and (last.is_length or last.name in self._sizes.open)  # or is a number in the state
         if len(self.specializations) >= limit or (varies and self.graphs.serve_few(limit)):
             self.fallbacks.past_the_limit(args, kwargs)
             return None
         if is_full:  # of objects that are gone
             reasons = self._why(args, kwargs)
-        difference = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
-        grows = difference is not None and difference.name.startswith("len(")  # the kind of a call tells lengths
-        name = None if difference is None else _AN_INDEX.sub("[]", difference.name)  # items differ by turns
-        place = None if difference is None else (name, grows or self.refusals.kind(args, kwargs))
-        if difference is not None and self.graphs.in_a_row(place) >= self.config.single_use_limit - 1:
-            return self.fallbacks.never_again(difference)
+            last = reasons[-1] if reasons else None
+        place = None
+        if last is not None and self._is_of_one_call(last):
+            # Items differ by turns; the kind of a call tells lengths.
+            place = _AN_INDEX.sub("[]", last.name), last.is_length or self.refusals.kind(args, kwargs)
+            if self.graphs.in_a_row(place) >= self.config.single_use_limit - 1:
+                return self.fallbacks.never_again(last)
         self._tell(reasons)
         return self._try_to_specialize(args, kwargs, place)
 
@@ -441,7 +444,7 @@ class Dispatcher:
         calls add to, or a float.
         """
         is_open = difference.name.startswith(tuple(self._sizes.open))
-        grows = difference.name.startswith("len(") and any(self._outer.unread.values())
+        grows = difference.is_length and any(self._outer.unread.values())
         return difference.of_state or is_open or grows or is_float_text(difference.now)
 
     def _try_to_specialize(

@@ -37,6 +37,10 @@ class Difference:
     def __str__(self) -> str:
         return f"{self.name} was {self.before}, is {self.now}"
 
+    @property
+    def is_length(self) -> bool:
+        return self.name.startswith("len(")
+
     def warn(self, function: str) -> None:
         """Warn that the function needs a graph for each size."""
         warn_user(f"`{function}` makes a graph for each {self.name}. {SIZES_ARE_FIXED}")
@@ -149,10 +153,8 @@ class Recompiles:
                 lines += map(str, entries)
                 continue
             before, now = entries[0].reasons[-1].before, entries[-1].reasons[-1].now
-            values = {reason.now for entry in entries for reason in entry.reasons[-1:]} | {before}
-            count = len(entries) + 1 if now == "another object" else len(values)
             numbers = f"{entries[0].number} to {entries[-1].number}"
-            lines.append(f"graphs {numbers}: {name}: {count} values, {before} to {now}")
+            lines.append(f"graphs {numbers}: {name}: {len(entries) + 1} values, {before} to {now}")
         filling = (re.sub(" A compiled call .*", " Later calls are compiled.", str(calls)) for calls in self.filling)
         fixed = any(reason.fixed for entry in self.entries for reason in entry.reasons)
         return [*map(str, self.eager), *lines, *([SIZES_ARE_FIXED] if fixed else ()), *filling]

@@ -40,6 +40,7 @@ from .pipeline import is_of_capture
 _log = logging.getLogger("foregrad.eager")
 
 _FEW = 8  # items: the kind of a list up to this length is its items' kinds
+FORMS_ASKED = 8  # refused calls that ask a function's forms first, after the last refusal
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
 _CHOOSING = (bool, str, type(None))
 _TRIED_AGAIN, _SELDOM = frozenset(4**n for n in range(2, 16)), 256  # refused calls; those where there is no graph
@@ -75,10 +76,10 @@ class Refusals:
         self._growing: ById[EagerCalls, _Growing] = ById()
         self._tries = 0
         self._module = getattr(function, "__self__", None)
-        self.after_forms, self.served = False, 0  # are forms asked before a refused kind; calls that forms served
+        self.forms_asked = 0  # how many refused calls still ask the forms first; a call that a form serves adds one
 
     def __bool__(self) -> bool:
-        return bool(self.entries) and not self.after_forms
+        return bool(self.entries) and not self.forms_asked
 
     def covers(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> EagerCalls | None:
         """The count of calls of the refused kind, the present call included; None if the kind was not refused."""
@@ -88,12 +89,12 @@ class Refusals:
             entry = self.by_kind.get(kind)
             if entry is None or self._has_grown(entry):
                 return None
-            graphs = self.after_forms or getattr(self.graphs(), "specializations", False)
+            graphs = self.forms_asked or getattr(self.graphs(), "specializations", False)
             if entry.count in _TRIED_AGAIN and (entry.count >= _SELDOM or graphs):
                 del self.by_kind[kind]
                 return None
         entry.count += 1
-        self.after_forms &= entry.count <= 8 + self.served  # forms that miss more are asked no more
+        self.forms_asked = max(self.forms_asked - 1, 0)
         return entry
 
     def _has_grown(self, entry: EagerCalls) -> bool:

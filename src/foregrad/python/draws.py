@@ -32,18 +32,23 @@ class DrawsFound(ArgumentsFound):
     def __init__(self, name: str, made: list[tuple[Draw, Any]]) -> None:
         draws = (dataclasses.replace(draw, path=f"{draw.path}() number {i}") for i, (draw, _) in enumerate(made))
         super().__init__(name, made[0][0].path, tuple(draws))
-        self.name, self.made = name, made
-        self.fits(())
+        self.made = made
 
     def fits(self, places: tuple[LeadingPlace, ...]) -> bool:
+        return len(places) == self._num_equal(places) == len(self.made)
+
+    def _num_equal(self, places: tuple[LeadingPlace, ...]) -> int:
+        """The number of first draws that are a form's too."""
         values = [value for _, value in self.made]
         pairs = enumerate(zip(places, self.taken, strict=False))
-        least = min(len(places), len(values))
-        equal = next((i for i, (a, b) in pairs if type(a) is not Draw or a.given(values) != b), least)
-        draw, _ = self.made[min(equal, len(values) - 1)]
-        said = f"`{self.name}` takes from {draw.path} at {draw.where} differently in each call"
-        self.refused = f"{said}; draw before the call."
-        return len(places) == equal == len(values)
+        shorter = min(len(places), len(values))
+        return next((i for i, (a, b) in pairs if type(a) is not Draw or a.given(values) != b), shorter)
+
+    def refusal(self, places: tuple[LeadingPlace, ...] = ()) -> UnsupportedSideEffectError:
+        draw, _ = self.made[min(self._num_equal(places), len(self.made) - 1)]
+        return UnsupportedSideEffectError(
+            f"`{self.name}` takes from {draw.path} at {draw.where} differently in each call; draw before the call."
+        )
 
 
 class Draws:

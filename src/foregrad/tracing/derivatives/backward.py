@@ -410,7 +410,7 @@ class Differentiated:
         nowhere = backward.leading_nowhere(self.outputs, self.gradients, self.reached, self.tangents)
         if not nowhere:
             return self
-        backward.to_nowhere({i: returned.graph[i].fake for i in nowhere}, list(nowhere.values()), returned)
+        backward.to_nowhere({i: returned.graph[i].carrier for i in nowhere}, list(nowhere.values()), returned)
         kept = [k for k, i in enumerate(self.outputs) if i not in nowhere]
         backward.run.keep_tangents(kept)
         reached = {key: reach.of_outputs(kept) for key, reach in self.reached.items()} if len(kept) > 1 else {}

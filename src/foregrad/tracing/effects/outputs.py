@@ -112,9 +112,9 @@ def _memory(placing: Placing, leaf: torch.Tensor, path: str) -> OutputInfo:
     base = placing.bases[value.storage]
     check_taken(recorder, value, base.value, (base.tensor,), path)
     alias = Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
-    _check_copy(recorder, leaf, placing.graph[base.output].fake, alias.steps, path)
+    _check_copy(recorder, leaf, placing.graph[base.output].carrier, alias.steps, path)
     alias, has_own = _with_own_history(placing, alias, leaf, value)
-    has_history = has_own or base.leaf or placing.graph[base.output].fake is not None
+    has_history = has_own or base.leaf or placing.graph[base.output].carrier is not None
     if not has_history and leaf.requires_grad:
         raise of_exchanged_memory(f"the output {path}")
     return alias

@@ -24,12 +24,12 @@ from ..values.decisions import Decided
 
 @dataclasses.dataclass(slots=True)
 class GraphResult:
-    """A graph output: its slot, its value and its metadata. `fake`: the autograd tensor, when it carries gradients."""
+    """A graph output: its slot, its value and its metadata. `carrier`: the autograd tensor that carries its gradients."""
 
     slot: Slot
     entry: Entry
     spec: TensorSpec
-    fake: torch.Tensor | None
+    carrier: torch.Tensor | None
 
 
 class GraphResults(list[GraphResult]):
@@ -49,7 +49,7 @@ class GraphResults(list[GraphResult]):
 
     def carrying_gradients(self) -> dict[int, torch.Tensor]:
         """The graph outputs that autograd has a history of, with their tensors."""
-        return {i: one.fake for i, one in enumerate(self) if one.fake is not None}
+        return {i: one.carrier for i, one in enumerate(self) if one.carrier is not None}
 
     def decisions(self, made: list[Decided]) -> tuple[DecisionInfo, ...]:
         """Values that the program read become graph outputs, behind all others."""

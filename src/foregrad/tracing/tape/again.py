@@ -50,16 +50,17 @@ class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for anoth
             f"`{name}` draws from {path}; a graph would replay one value. Draw before the call, and pass the "
             "result (for random numbers, torch's own functions work)."
         )
-        self.taken = taken
-        self.refused = f"`{name}` reads {path}, and adds to the container. Read it outside, and pass the result."
+        self.name, self.path, self.taken = name, path, taken
 
     def fits(self, places: tuple[LeadingPlace, ...]) -> bool:
         """Whether a call that takes these values takes what was found."""
         return False
 
-    def refusal(self) -> UnsupportedSideEffectError:
-        """The error for a call that can't have these values as arguments."""
-        return UnsupportedSideEffectError(self.refused)
+    def refusal(self, places: tuple[LeadingPlace, ...] = ()) -> UnsupportedSideEffectError:
+        """The error for a call that can't have these values as arguments. `places`: of a form that does not fit."""
+        return UnsupportedSideEffectError(
+            f"`{self.name}` reads {self.path}, and adds to the container. Read it outside, and pass the result."
+        )
 
 
 class ArgumentsDiffer(UnsupportedSideEffectError):  # noqa: N818 - the call is captured in another way
