@@ -24,7 +24,7 @@ from ..values.decisions import Decided
 
 @dataclasses.dataclass(slots=True)
 class GraphResult:
-    """A graph output: its slot, its value and its metadata. `carrier`: the autograd tensor that carries its gradients."""
+    """A graph output: its slot, its value and its metadata. `carrier`: the autograd tensor, if it has gradients."""
 
     slot: Slot
     entry: Entry
