@@ -76,12 +76,22 @@ class Subjects:
 
 
 class Hooks:
-    """The calls of the patches to the capture of their thread. A capture overrides the methods that it needs."""
+    """The calls of the patches to the capture of their thread. A capture has functions of its own for some."""
 
     aspects = Subjects()
     notes_reads = False  # whether `read` and `missing` are called
     region: RunRegion | None = None  # runs eager regions
     functions: FunctionsOfCapture | None = None
+    leave_module: Callable[[], None] = staticmethod(lambda: None)
+    """Called when a module's call ends."""
+    enter_region: Callable[[], None] = staticmethod(lambda: None)
+    """Called when a function marked by `foregrad.region` is called."""
+    leave_region: Callable[[], None] = staticmethod(lambda: None)
+    """Called when the call of a marked function ends."""
+    missing: Callable[[torch.Tensor, str], None] = staticmethod(lambda tensor, name: None)
+    """Called when an attribute is read that a tensor does not have."""
+    node_hook: Callable[[Any, Callable[[object], object]], Any] = staticmethod(lambda hook, register: register(hook))
+    """Register a hook of the program's on a node."""
 
     def __init__(self) -> None:
         self.applied: list[object] = []  # custom Functions with a running forward, the outermost first
@@ -89,15 +99,6 @@ class Hooks:
 
     def enter_module(self, module: torch.nn.Module) -> None:
         """Called when a module is called."""
-
-    def leave_module(self) -> None:
-        """Called when a module's call ends."""
-
-    def enter_region(self) -> None:
-        """Called when a function marked by `foregrad.region` is called."""
-
-    def leave_region(self) -> None:
-        """Called when the call of a marked function ends."""
 
     def swap(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Args, Kwargs]:
         """The arguments with a stand-in for each real tensor."""
@@ -111,13 +112,6 @@ class Hooks:
 
     def read(self, module: torch.nn.Module, name: str) -> None:
         """Called when an attribute of a module is read."""
-
-    def missing(self, tensor: torch.Tensor, name: str) -> None:
-        """Called when an attribute is read that a tensor does not have."""
-
-    def node_hook(self, hook: Callable[[object], object], register: Callable[[object], object]) -> object:
-        """Register a hook of the program's on a node."""
-        return register(hook)
 
 
 _active = threading.local()

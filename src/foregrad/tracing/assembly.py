@@ -88,7 +88,7 @@ class Assembly(CaptureParts):
         for value in self.facts.gradients.values:
             index = graph.by_fake.get(value)
             one = None if index is None else graph[index]
-            if one is None or one.fake is not None or one.entry.target is not aten.copy.default:
+            if one is None or one.carrier is not None or one.entry.target is not aten.copy.default:
                 continue
             source = one.entry.args[1]
             root = memory_root(source)
@@ -136,7 +136,7 @@ class Assembly(CaptureParts):
         )
         of_inputs = IdSet((*inputs.by_stand_in, *inputs.wrappers.by_stand_in))
         wrapped = [leaf for leaf in inputs.wrappers.leaves if is_wrapper(leaf)]
-        check_new_leaves(self.name, results, returned.outputs, of_inputs, [one.fake for one in graph], wrapped)
+        check_new_leaves(self.name, results, returned.outputs, of_inputs, [one.carrier for one in graph], wrapped)
         number: dict[object, int] = {r: i for i, r in enumerate(records)}
         owners = ById((r.real, i) for i, r in enumerate(inputs.records))
         of_part = ById((r.stand_in, i) for i, r in enumerate(records))

@@ -236,7 +236,7 @@ class CaptureRun(Assembly):
             backward.forget_unreached(reached)
         described = described.parted(backward, returned)
         if self.inner.was_asked and backward.error is None:
-            outputs = {i: returned.graph[i].fake for i in described.outputs}
+            outputs = {i: returned.graph[i].carrier for i in described.outputs}
             backward.on_dead_ends(outputs, [fake for fake, _ in described.tangents])
         return described
 

@@ -20,7 +20,6 @@ from ..interrupts import runs_user_code
 from .aspect import Aspect, Aspects, aspect_classes
 from .derivatives.backward import Backward, InnerGradients
 from .effects.attribute_guards import Facts
-from .heap.alias import Value
 from .heap.recording import Host
 from .heap.records import InputRecord
 from .inputs.inputs import HistoryChanges, Inputs
@@ -128,59 +127,23 @@ class CaptureParts(Host):
         self._note_read = self.observed.unobserved(self.reads.note)
         parts = *self.called.aspects, self.inner, self.facts.gradients, HistoryChanges(inputs, recorder)
         self.aspects.join((type(part), part) for part in parts)
-
-    # ---------------------------------------------------------------- asked of the capture, answered by one part
-
-    def pause(self) -> None:
-        self.observed.pause()
-
-    def go_on(self) -> None:
-        self.observed.go_on()
+        # Asked of the capture, answered by one part.
+        self.pause, self.go_on = self.observed.pause, self.observed.go_on
+        self.enter_region, self.leave_region = self.origins.begin, self.origins.end
+        self.leave_module = self.origins.leave
+        self.real_of, self.looks_up = inputs.real_of, inputs.check_again
+        self.past_the_edges = inputs.whole_memory_needed
+        self.ask, self.missing = self.facts.ask, self.facts.missing
+        self.accumulating = self.facts.gradients.accumulating
+        self.on_hook, self.hook_instead, self.on_numpy = self.called.on_hook, self.called.instead, self.called.on_numpy
+        self.node_hook = self.called.on_node
 
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         return self.inputs.adopt(real)
 
-    def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        return self.inputs.real_of(tensor)
-
-    def looks_up(self) -> None:
-        self.inputs.check_again()
-
-    def past_the_edges(self, root: Value) -> None:
-        self.inputs.whole_memory_needed(root)
-
-    def on_hook(self, tensor: torch.Tensor, hook: object, handle: object) -> None:
-        self.called.on_hook(tensor, hook, handle)
-
-    def hook_instead(self, hook: object) -> object:
-        return self.called.instead(hook)
-
-    def on_numpy(self, cls: object) -> None:
-        self.called.on_numpy(cls)
-
-    def ask(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        return self.facts.ask(func, args, kwargs)
-
-    def missing(self, tensor: torch.Tensor, name: str) -> None:
-        self.facts.missing(tensor, name)
-
-    def accumulating(self, roots: Sequence[object]) -> AbstractContextManager[None]:
-        return self.facts.gradients.accumulating(roots)
-
-    def enter_region(self) -> None:
-        self.origins.begin()
-
-    def leave_region(self) -> None:
-        self.origins.end()
-
-    def leave_module(self) -> None:
-        self.origins.leave()
-
     def read(self, module: torch.nn.Module, name: str) -> None:
         if self.reads.is_news(module, name):
             self._note_read(module, name)
-
-    # ---------------------------------------------------------------- answered by several parts
 
     def changed_since(self) -> Callable[[], str | None]:
         versions = {record: self._writes_to(record) for record in self.inputs.records}
@@ -217,9 +180,6 @@ class CaptureParts(Host):
 
     def gives_back(self, value: object) -> bool:
         return value in self.state.given_back
-
-    def node_hook(self, hook: Callable[[object], object], register: Callable[[object], object]) -> Any:
-        return self.called.on_node(hook, register)
 
     def met(self, value: object) -> bool:
         return bool(self.state.before.knows(value))

@@ -23,6 +23,7 @@ from .alias import Value
 if TYPE_CHECKING:
     from ...frontend.answers import PlacesRead, StateOfRun
 
+Context = contextlib.AbstractContextManager[None]
 Watch = Callable[[object, Sequence[Entry]], None]
 
 
@@ -42,6 +43,26 @@ class Host(Hooks):
     lifting: Any  # the mode of stand-ins
     state: StateOfRun
     reads: PlacesRead
+    pause: Callable[[], None] = staticmethod(lambda: None)
+    """Code that runs until `go_on` is not the program's, and is not observed."""
+    go_on: Callable[[], None] = staticmethod(lambda: None)
+    """The end of `pause`."""
+    accumulating: Callable[[Sequence[object]], Context] = staticmethod(lambda roots: contextlib.nullcontext())
+    """The context for adding gradients of these roots to `.grad`."""
+    looks_up: Callable[[], None] = staticmethod(lambda: None)
+    """The function looks for a tensor in a set or among keys: one that it reaches, or an argument."""
+    past_the_edges: Callable[[Value], None] = staticmethod(lambda root: None)
+    """A write leaves the input that a root is."""
+    real_of: Callable[[torch.Tensor], torch.Tensor | None] = staticmethod(lambda tensor: None)
+    """The input that a tensor stands for; None where it stands for none."""
+    on_hook: Callable[[torch.Tensor, object, object], None] = staticmethod(lambda tensor, hook, handle: None)
+    """A hook was registered on a tensor: the hook, and its handle."""
+    hook_instead: Callable[[object], object] = staticmethod(lambda hook: hook)
+    """The substitute that is registered for a hook."""
+    on_numpy: Callable[[object], None] = staticmethod(lambda cls: None)
+    """A custom Function hands a tensor to NumPy."""
+    ask: Callable[[object, Args, Kwargs], Any] = staticmethod(lambda func, args, kwargs: NotImplemented)
+    """The answer to a question of the program about a tensor; NotImplemented: PyTorch answers."""
 
     def knows(self, value: object) -> bool:
         """Whether an object is older than the call, and one object in all calls."""
@@ -58,12 +79,6 @@ class Host(Hooks):
     def gives_back(self, value: object) -> bool:
         """Whether the run made an object and returned it, or left it in an object from outside."""
         raise NotImplementedError
-
-    def pause(self) -> None:
-        """Code that runs until `go_on` is not the program's, and is not observed."""
-
-    def go_on(self) -> None:
-        """The end of `pause`."""
 
     def changed_since(self) -> Callable[[], str | None]:
         """A function that names the first action from now on that a second run would make again: a write to an input or
@@ -83,40 +98,12 @@ class Host(Hooks):
         swapped: tuple[tuple[object, ...], dict[str, object]] = self.lifting.swap(args, kwargs)
         return swapped
 
-    def engine(self, roots: Sequence[object] | None) -> contextlib.AbstractContextManager[None]:
-        context: contextlib.AbstractContextManager[None] = self.lifting.in_engine(roots)
+    def engine(self, roots: Sequence[object] | None) -> Context:
+        context: Context = self.lifting.in_engine(roots)
         return context
-
-    def accumulating(self, roots: Sequence[object]) -> contextlib.AbstractContextManager[None]:
-        """The context for adding gradients of `roots` to `.grad`."""
-        return contextlib.nullcontext()
-
-    def looks_up(self) -> None:
-        """The function looks for a tensor in a set or among keys: one that it reaches, or an argument."""
-
-    def past_the_edges(self, root: Value) -> None:
-        """A write leaves the input that `root` is."""
-
-    def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The input that it stands for; None where it stands for none."""
-        return None
 
     def on_missing(self, root: Value, where: str) -> None:
         """A backward writes to an input that it was not known to write."""
-
-    def on_hook(self, tensor: torch.Tensor, hook: object, handle: object) -> None:
-        """A hook was registered on a tensor."""
-
-    def hook_instead(self, hook: object) -> object:
-        """The substitute that is registered for a hook."""
-        return hook
-
-    def on_numpy(self, cls: object) -> None:
-        """A custom Function hands a tensor to NumPy."""
-
-    def ask(self, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        """The answer to a question of the program about a tensor; NotImplemented: PyTorch answers."""
-        return NotImplemented
 
 
 class OpaqueTensors(Protocol):
