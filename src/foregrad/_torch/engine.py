@@ -35,14 +35,6 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 
-def single_level(name: str, methods: dict[str, object]) -> Callable[..., Any]:
-    """The apply of a Function that deals with the wrappers of functorch's top level itself."""
-    kind = torch.autograd.function._SingleLevelFunction
-    made: Any = type(name, (kind,), methods)
-    apply: Callable[..., Any] = made.apply
-    return apply
-
-
 def beside_threads(apply: Callable[..., object]) -> Callable[..., Any]:
     """An apply from `direct_apply` that doesn't deadlock with threads that share leaves.
 
@@ -128,13 +120,6 @@ def is_function_mode_on(mode: TorchFunctionMode | None) -> bool:
     """Whether `mode` sees torch functions called now; in its own handler it does not."""
     c = torch._C
     return any(c._get_function_stack_at(i) is mode for i in range(c._len_torch_function_stack()))
-
-
-def is_inside_operator(mode: TorchDispatchMode) -> bool:
-    """Whether a kernel, a subclass's handler or the handler of `mode` runs, where the mode is off."""
-    c = torch._C
-    is_on = any(c._get_dispatch_stack_at(i) is mode for i in range(c._len_torch_dispatch_stack()))
-    return not is_on or c._dispatch_tls_is_dispatch_key_excluded(c.DispatchKey.AutogradFunctionality)
 
 
 class ThreadDispatchMode(TorchDispatchMode):
@@ -293,21 +278,6 @@ def dispatching_again() -> Any:
     return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), excluded)
 
 
-_AUTOCAST = (torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA)
-
-
-def casting_as_entered() -> Any:
-    """Context, in a mode's handler: kernels cast the operators they call, though the mode has autocast off."""
-    c: Any = torch._C
-    with c._RestorePythonTLSSnapshot():
-        casting = [key for key in _AUTOCAST if not c._dispatch_tls_is_dispatch_key_excluded(key)]
-    excluded = c._dispatch_tls_local_exclude_set()
-    for key in casting:
-        excluded = excluded.remove(key)
-    return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), excluded)
-
-
-CAST_INSIDE = frozenset((torch.ops.aten._trilinear.default, torch.ops.aten.linalg_pinv.atol_rtol_tensor))
 """Operators whose kernels call operators that autocast casts."""
 
 

@@ -228,16 +228,3 @@ def set_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
     """Set `.grad`, under any torch-function mode."""
     with torch._C.DisableTorchFunction():
         tensor.grad = gradient
-
-
-@contextlib.contextmanager
-def without_tensor_hooks(tensors: Sequence[torch.Tensor | None]) -> Iterator[None]:
-    """Context: the tensors' hooks do not run."""
-    hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor is not None and tensor._backward_hooks]
-    for tensor, _ in hooked:
-        tensor._backward_hooks = None
-    try:
-        yield
-    finally:
-        for tensor, hooks in hooked:
-            tensor._backward_hooks = hooks

@@ -84,19 +84,3 @@ def spec_of_structure(value: object) -> Any:
 def flattened(value: object) -> tuple[list[Any], Any]:
     """The leaves of a container in the order of PyTorch's pytree, and its `TreeSpec`."""
     return pytree.tree_flatten(value)
-
-
-def flat_arguments(args: tuple[object, ...], kwargs: dict[str, object], spec: Any) -> list[object]:
-    """The leaves of a call's arguments, for a `spec` of (args, kwargs): keywords may come in any order."""
-    if kwargs:
-        names = spec.children()[1].context if hasattr(spec, "children") else spec.children_specs[1].context
-        if set(names) == set(kwargs):
-            kwargs = {name: kwargs[name] for name in names}
-        else:
-            raise TypeError(f"the call takes the keywords {list(names)}, not {list(kwargs)}")
-    return pytree.tree_leaves((args, kwargs))
-
-
-def mapped_leaves(function: Callable[[object], object], value: object) -> Any:
-    """A container with `function` applied to each leaf, as PyTorch's pytree knows them."""
-    return pytree.tree_map(function, value)

@@ -28,12 +28,6 @@ def mkldnn_rnn_layer_for_training(*args: object) -> Any:
         return torch.ops.aten.mkldnn_rnn_layer.default(*args)
 
 
-def convolves_image_by_image(image: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether a convolution on a CPU, as threads are now, multiplies matrices for each image. A fake image will do."""
-    backend = torch._C._select_conv_backend(image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    return bool(backend.name == "Slow2d")
-
-
 def has_effects(op: object) -> bool:
     """Whether an operator is registered as one with effects, so that it runs also where nobody needs its result."""
     if op in torch.fx.node._side_effectful_functions:  # a profile's range is of the run that begins it
@@ -102,23 +96,6 @@ INTERNAL_NAMESPACES = frozenset(
 def waits_for_others(target: object) -> bool:
     """Whether an operator is a collective: further processes take part, once."""
     return getattr(target, "namespace", "") == "_c10d_functional"
-
-
-def operator_called(name: str) -> OpOverload | None:
-    """The operator of the dispatcher with the full name, as `aten::add.Tensor`; None if there is none.
-
-    TorchScript's own functions, named alike, do not count.
-    """
-    try:
-        if not torch._C._dispatch_has_kernel(name):
-            return None
-    except RuntimeError:  # no legal name
-        return None
-    space, _, rest = name.partition("::")
-    short, _, overload = rest.partition(".")
-    packet = getattr(getattr(torch.ops, space), short, None)
-    operator = getattr(packet, overload or "default", None)
-    return operator if isinstance(operator, OpOverload) and operator.name() == name else None
 
 
 def is_opaque(value: object) -> bool:

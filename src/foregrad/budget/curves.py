@@ -10,8 +10,7 @@ from ..api import capture
 from ..errors import PartitionError
 from ..graph.source import check_function
 from ..partitioners.index import JointIndex, merge_equal
-from ..partitioners.instead import can_replay
-from .within import Frontier, Pareto, pareto_of
+from .within import Frontier, Pareto, can_replay, pareto_of
 
 
 def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:

@@ -18,14 +18,17 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
+from .._torch.graphs import is_operator
 from ..errors import BudgetError
 from ..locks import cached_property
+from ..partitioners.classify import Kind
 from ..partitioners.costs import CostModel, analytic_cost, costs, flops
 from ..partitioners.cut import NEVER, cheapest_residuals
 from ..partitioners.index import JointIndex, merge_equal
-from ..partitioners.instead import can_offload, can_replay
+from ..partitioners.instead import can_offload, device_of, state_size
 from ..partitioners.liveness import Storages
 from ..partitioners.mincut import choose_min_cut
 from ..partitioners.policies import Policy
@@ -35,6 +38,8 @@ from .blocks import find_blocks
 from .search import Search, refined, undominated
 from .uniform import Measured, Proof, Segment, Space, measure
 
+_DEVICES = ("cpu", "cuda")
+_WORTH = 4  # a result must be larger than this times the bytes of a state
 _BUDGETS = 64  # closer together towards the least, where a byte costs most
 
 
@@ -417,3 +422,19 @@ def _spread(points: tuple[ParetoPoint, ...], count: int) -> list[ParetoPoint]:
     budgets = [first - (first - last) * k / (count - 1) for k in range(count)]
     chosen = {min(range(len(points)), key=lambda i: abs(points[i].budget - budget)) for budget in budgets}
     return [points[i] for i in sorted(chosen)]
+
+
+def can_replay(index: JointIndex) -> frozenset[int]:
+    """The random operators of the forward that may run again: all that draw from their device's own generator."""
+    return frozenset(
+        i
+        for i in index.once
+        if index.kinds[i] is Kind.RANDOM
+        and index.in_forward[i]
+        and is_operator(index.nodes[i].target)
+        and index.nodes[i].kwargs.get("generator") is None
+        and not any(isinstance(argument, torch.Generator) for argument in index.nodes[i].args)
+        and (device := device_of(index, i)) is not None
+        and device.type in _DEVICES
+        and index.bytes_of(i) > _WORTH * state_size(device)
+    )

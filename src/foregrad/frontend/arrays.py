@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,14 +21,6 @@ def is_array(value: object) -> bool:
     """Whether a value is a NumPy array, of no subclass."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray
-
-
-def overlaps(value: object, others: Iterable[object]) -> bool:
-    """Whether a value is an array whose memory may overlap with arrays of its class among `others`."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(value, numpy.ndarray):
-        return False
-    return any(numpy.may_share_memory(value, other) for other in others)
 
 
 def tensor_over(value: Any) -> torch.Tensor | None:

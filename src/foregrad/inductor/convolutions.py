@@ -23,12 +23,11 @@ import torch
 from torch import fx
 
 from .._torch.graphs import copied, make_graph_module
-from .._torch.ops import convolves_image_by_image
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, contiguous_strides, respecify, spec_of
 from ..passes.aliasing import results_of
 from ..passes.keep import also_saved
-from ._torch.inductor import REALIZED
+from ._torch.inductor import REALIZED, convolves_image_by_image
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""The operator `local_map_hop`, and functions that Dynamo does not trace. Checked on torch 2.11.0, 2.13.0, 2.15.0."""
+"""The operator `local_map_hop`, functions that are not traced, containers. Checked on torch 2.11.0, 2.13.0, 2.15.0."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 from torch._higher_order_ops import local_map
+from torch.utils import _pytree as pytree
 
 LOCAL_MAP: Any = local_map.local_map_hop
 
@@ -66,3 +67,19 @@ def traced_as_it_runs(function: Callable[..., Any]) -> Callable[..., Any]:
 
     result: Callable[..., Any] = nonstrict_trace(function)
     return result
+
+
+def flat_arguments(args: tuple[object, ...], kwargs: dict[str, object], spec: Any) -> list[object]:
+    """The leaves of a call's arguments, for a `spec` of (args, kwargs): keywords may come in any order."""
+    if kwargs:
+        names = spec.children()[1].context if hasattr(spec, "children") else spec.children_specs[1].context
+        if set(names) == set(kwargs):
+            kwargs = {name: kwargs[name] for name in names}
+        else:
+            raise TypeError(f"the call takes the keywords {list(names)}, not {list(kwargs)}")
+    return pytree.tree_leaves((args, kwargs))
+
+
+def mapped_leaves(function: Callable[[object], object], value: object) -> Any:
+    """A container with `function` applied to each leaf, as PyTorch's pytree knows them."""
+    return pytree.tree_map(function, value)

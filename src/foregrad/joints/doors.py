@@ -14,7 +14,7 @@ from .._torch import engine
 from .._torch.descriptors import joint_pass
 from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import trace_artifact
-from .._torch.nested import flat_arguments, mapped_leaves, tensors_in
+from .._torch.nested import tensors_in
 from ..annexes import the_one
 from ..aot import make_pipeline, named_sources
 from ..aot_export import inexpressible
@@ -35,7 +35,7 @@ from ..runtime.compiled import Compiled
 from ..tracing.capture import Captured, capture_call
 from ..tracing.parts import Options
 from ..tracing.tape.collection import paused_collection
-from ._torch import traced_as_it_runs
+from ._torch import flat_arguments, mapped_leaves, traced_as_it_runs
 from .back import joint_of
 from .calls import rendered_call
 from .graph import written_graph

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from .._torch.fakes import new_fake
-from .._torch.graphs import GraphCopier, is_operator
+from .._torch.graphs import GraphCopier
 from .._torch.instead import NOTE, OFFLOAD, RELOAD, RESUME, REWIND, state_bytes
 from ..graph.meta import NodeMeta, TensorSpec, value_of
 from .classify import Kind
@@ -27,8 +27,6 @@ from .index import JointIndex
 
 _CPU = torch.device("cpu")
 _NOT_MOVED = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.VIEW)
-_DEVICES = ("cpu", "cuda")
-_WORTH = 4  # a result must be larger than this times the bytes of a state
 
 
 def can_offload(index: JointIndex, candidates: Iterable[int]) -> set[int]:
@@ -41,22 +39,6 @@ def can_offload(index: JointIndex, candidates: Iterable[int]) -> set[int]:
         and index.root[i] not in kept
         and isinstance(value_of(index.nodes[i]), (TensorSpec, torch.Tensor))
     }
-
-
-def can_replay(index: JointIndex) -> frozenset[int]:
-    """The random operators of the forward that may run again: all that draw from their device's own generator."""
-    return frozenset(
-        i
-        for i in index.once
-        if index.kinds[i] is Kind.RANDOM
-        and index.in_forward[i]
-        and is_operator(index.nodes[i].target)
-        and index.nodes[i].kwargs.get("generator") is None
-        and not any(isinstance(argument, torch.Generator) for argument in index.nodes[i].args)
-        and (device := device_of(index, i)) is not None
-        and device.type in _DEVICES
-        and index.bytes_of(i) > _WORTH * state_size(device)
-    )
 
 
 @functools.cache

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from ..errors import UnsupportedSideEffectError
 from ..frontend.answers import PlacesRead
-from ..frontend.arrays import is_array, overlaps, tensor_over
+from ..frontend.arrays import is_array, tensor_over
 from ..tracing.aspect import Aspect, Finished, aspect
 from ..tracing.heap.recording import Host, Recording
+from .drawn_arrays import overlaps
 from .effects import StatePlace
 
 

@@ -6,7 +6,7 @@ NumPy's arithmetic is refused.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -102,3 +102,11 @@ def is_array(value: Any) -> bool:
 def dtype_of(array: Any) -> torch.dtype:
     """That of a tensor over an array."""
     return _from_numpy(array[None, ...][:0]).dtype
+
+
+def overlaps(value: object, others: Iterable[object]) -> bool:
+    """Whether a value is an array whose memory may overlap with arrays of its class among `others`."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return False
+    return any(numpy.may_share_memory(value, other) for other in others)

@@ -12,7 +12,7 @@ import torch
 
 from .._torch.symbols import is_symbolic
 from ..errors import EscapedTensorError, UnsupportedSideEffectError
-from ..frontend.arrays import is_array, overlaps
+from ..frontend.arrays import is_array
 from ..frontend.call import FlatCall, may_have_a_form
 from ..frontend.openings import Unwrap
 from ..frontend.source import ABSENT, table_of
@@ -24,6 +24,7 @@ from ..tracing.tape.collection import Newborns
 from ..tracing.tape.tape import Learned
 from . import holders as kinds
 from .draw_patches import stand_in_for
+from .drawn_arrays import overlaps
 from .effects import RESULT, OfArgument, PythonWrite, SetPlace, StatePlace
 from .holders import Holder, kind_of, left_in_cache
 from .journals import Identity, Journals, Notes, UntouchedIterator, grows, replaced

@@ -30,7 +30,6 @@ from torch.autograd.graph import get_gradient_edge
 
 from .._torch.engine import default_generators, direct_apply, no_saved_tensors_hooks
 from .._torch.histories import nodes_behind
-from .._torch.hooks import without_tensor_hooks
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..graph.attempts import Attempts, RaisedInCallError
@@ -38,6 +37,7 @@ from ..graph.calls import PythonCall, status
 from ..graph.meta import TensorSpec, memory_order, strides_in_order
 from ..identity import IdSet
 from ..python._torch.settings import under_settings
+from ._torch import without_tensor_hooks
 
 Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """Of a tensor: what it is made of, where, and its dimensions in the order of memory, outermost first."""

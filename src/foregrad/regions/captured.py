@@ -19,11 +19,8 @@ from typing import Any, NoReturn
 import torch
 
 from .._torch.engine import (
-    CAST_INSIDE,
     ThreadDispatchMode,
-    casting_as_entered,
     force_view_tracking,
-    is_inside_operator,
     plain_execution,
     without_modes,
     without_torch_functions,
@@ -50,6 +47,7 @@ from ..tracing.heap.records import InputRecord, is_moved
 from ..tracing.recorder.recorder import Recorder
 from ..tracing.tape.tape import Entry
 from ..tracing.values.decisions import Decided
+from ._torch import CAST_INSIDE, casting_as_entered, is_inside_operator
 from .calls import Ran, Region, RegionBackward, differentiated_twice, layout_of, open_journal, reached_from, run_region
 from .read_in_backwards import looks_inside, reads_state
 

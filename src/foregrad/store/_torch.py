@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .._torch.ops import OpOverload
 from .._torch.symbols import SymbolTable
 
 _DEEPEST = 64
@@ -220,3 +221,20 @@ def restored_number(table: SymbolTable, expression: Any, kind: type = int) -> An
         raise ValueError("a size that is no integer")
     number: Any = env.create_symintnode(expression, hint=int(hint))
     return number
+
+
+def operator_called(name: str) -> OpOverload | None:
+    """The operator of the dispatcher with the full name, as `aten::add.Tensor`; None if there is none.
+
+    TorchScript's own functions, named alike, do not count.
+    """
+    try:
+        if not torch._C._dispatch_has_kernel(name):
+            return None
+    except RuntimeError:  # no legal name
+        return None
+    space, _, rest = name.partition("::")
+    short, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, space), short, None)
+    operator = getattr(packet, overload or "default", None)
+    return operator if isinstance(operator, OpOverload) and operator.name() == name else None

@@ -96,3 +96,11 @@ def _swapping(wrap: Callable[..., torch.Tensor], swapped: Callable[[torch.Tensor
         return wrap(swapped(tensor), *rest)
 
     return wrapper
+
+
+def single_level(name: str, methods: dict[str, object]) -> Callable[..., Any]:
+    """The apply of a Function that deals with the wrappers of functorch's top level itself."""
+    kind = torch.autograd.function._SingleLevelFunction
+    made: Any = type(name, (kind,), methods)
+    apply: Callable[..., Any] = made.apply
+    return apply

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import engine, levels
+from .._torch import levels
 from .._torch.engine import TorchFunctionMode, forward_ad
 from .._torch.graphs import is_random
 from .._torch.levels import Level
@@ -415,7 +415,7 @@ def _backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | 
     return None, *(next(gradients) if has else None for has in needs_input_grad)
 
 
-_apply = engine.single_level(
+_apply = transforms.single_level(
     "CompiledFunction", {"forward": staticmethod(_forward), "backward": staticmethod(_backward)}
 )
 

@@ -564,3 +564,9 @@ def has_kernel(node: fx.Node) -> bool:
     if node.target is _BACKWARD or options["OUTPUT_LOGSUMEXP"] or not torch.cpu._is_avx2_supported():
         return False
     return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+
+
+def convolves_image_by_image(image: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether a convolution on a CPU, as threads are now, multiplies matrices for each image. A fake image will do."""
+    backend = torch._C._select_conv_backend(image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    return bool(backend.name == "Slow2d")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch.ops import INTERNAL_NAMESPACES, OpOverload, mkldnn_rnn_layer_for_training, operator_called
+from ..._torch.ops import INTERNAL_NAMESPACES, OpOverload, mkldnn_rnn_layer_for_training
 from ..._torch.symbols import is_symbolic
 from ...errors import ArtifactError
 from ...graph.meta import TensorSpec
@@ -26,7 +26,7 @@ from ...tracing.kernels.checks import VALUE_CHECKS
 from ...tracing.kernels.plans import independent_of_phase
 from ...tracing.tape.opinfo import CallOnCopies, item_or_empty, take_data
 from ...tracing.values.numbers import NUMBER_FUNCTIONS
-from .._torch import expression_from, expression_to, raw_expression, restored_number
+from .._torch import expression_from, expression_to, operator_called, raw_expression, restored_number
 
 _DEEPEST = 48
 _MOST_DIMENSIONS = 64
