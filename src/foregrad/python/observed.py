@@ -79,9 +79,13 @@ class Observed:
 
     def _begin(self) -> None:
         self._observer = _observer(self._kind_of, self._trust, self._on_call)
-        self.pause: Callable[[], None] = self._observer.pause
-        self.go_on: Callable[[], None] = self._observer.go_on
         self.has_run = False  # code that is looked at, since the observer began
+
+    def pause(self) -> None:
+        self._observer.pause()
+
+    def go_on(self) -> None:
+        self._observer.go_on()
 
     def may_set(self) -> frozenset[str] | None:
         """The globals and attributes that the code that ran may set; None: any."""
