@@ -204,28 +204,17 @@ class Pipeline:
         return prepared
 
     def compile(
-        self,
-        partitioned: Partitioned,
-        resumable: ResumableTrace | None = None,
-        config: Config | None = None,
-        *,
-        may_retry: bool = True,
+        self, partitioned: Partitioned, resumable: ResumableTrace | None, config: Config, *, may_retry: bool = True
     ) -> Compiled:
         """The halves compiled; the backward lazily, and its derivatives too if `resumable`. `may_retry`: with symbolic
         sizes a failure is raised, for a further capture with plain sizes.
         """
-        joint = partitioned.joint
-        inference = joint.signature.is_inference
+        joint, backward = partitioned.joint, partitioned.backward
+        inference, num_saved = joint.signature.is_inference, len(partitioned.saved_nodes)
+        graphs = _GraphsOf(self, joint, partitioned.saved_nodes, config)
         compiler = self.inference_compiler if inference else self.fw_compiler
-        backward = partitioned.backward
-        num_saved = len(partitioned.saved_nodes)
-        roles = _Roles(joint.signature, partitioned.saved_nodes)
-        always = config is not None and config.check
-        failures = self._failures_of(config)
-        role = roles.inference() if inference else roles.forward()
-        forward = self.compiled_graph(
-            compiler, partitioned.forward, joint, role, failures, always=always, may_retry=may_retry
-        )
+        role = graphs.inference() if inference else graphs.forward()
+        forward = graphs.compiled(compiler, partitioned.forward, role, may_retry=may_retry)
         if forward.output_strides is not None:
             _lay_out_saved(partitioned, forward.output_strides)
 
@@ -234,12 +223,12 @@ class Pipeline:
 
         def make_backward(values: list[object] | None = None) -> Boxed:
             if not backwards and joint.signature.gradients.stages:
-                backwards.append(self._in_stages(backward, joint, failures, always))
+                backwards.append(graphs.in_stages(backward))
             if not backwards:
                 if self.bw_compiler is eager_compiler:
                     values = None  # eager's kernels write into no donated input
                 donated = owned_among(donated_inputs(partitioned), values) if values else ()
-                backwards.append(self._compile_late(backward, joint, roles.backward(donated), failures, always))
+                backwards.append(graphs.late(backward, graphs.backward(donated)))
             return backwards[0]
 
         @functools.cache
@@ -250,13 +239,12 @@ class Pipeline:
             if needs_input_grad is not None:
                 module = only_gradients(module, needs_input_grad)
             read = tuple(bool(node.users) for node in module.graph.nodes if node.op == "placeholder")[:num_saved]
-            return Partial(self._compile_late(module, joint, roles.backward(), failures, always), read)
+            return Partial(graphs.late(module, graphs.backward()), read)
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 
         def make_derived(case: BackwardCase, at_hand: AtHand) -> Derived:
             assert resumable is not None
-            assert config is not None
             derived = self.derive(partitioned, resumable, case, config, at_hand)
             # The check of the arguments was written before: later conditions on sizes are checked by themselves.
             conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
@@ -270,77 +258,16 @@ class Pipeline:
             disable_autocast=engine.is_any_autocast_enabled(),
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
             make_derived=None if resumable is None else make_derived,
-            native=config is not None and config.native,
+            native=config.native,
             hooked=resumable is not None and resumable.session.has_hooks,
-            path_limit=Config.path_limit if config is None else config.path_limit,
+            path_limit=config.path_limit,
         )
 
-    def _compile_late(
-        self, module: fx.GraphModule, joint: JointGraph, role: GraphRole, failures: Failures | None, always: bool
-    ) -> Boxed:
-        """Compile a backward after the check of the arguments was written: the check takes no further conditions on
-        sizes.
-
-        A compiler that adds conditions on a symbolic size is not used for this graph; our own adds none.
-        """
-        compiler, num_guards = self.bw_compiler, joint.num_guards()
-        with compiling(joint.name, "the backward"):
-            graph = self.compiled_graph(compiler, module, joint, role, failures, always=always)
-        compiled = graph.run
-        if compiler is eager_compiler:
-            return compiled
-        if graph.writes_into:
-            careful = dataclasses.replace(role, donated=())
-            make_careful = functools.cache(
-                lambda: self.compiled_graph(compiler, module, joint, careful, failures, always=always).run
-            )
-            compiled = overwriting(compiled, graph.writes_into, _one_at_a_time(make_careful, make_lock()))
-
-        @functools.cache
-        def in_operators() -> Boxed:
-            return call_compiler(eager_compiler, module, joint, role).run
-
-        if joint.num_guards() > num_guards:
-            return in_operators()
-        return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in ends_of(module)[0]))
-
-    def _in_stages(self, backward: fx.GraphModule, joint: JointGraph, failures: Failures | None, always: bool) -> Boxed:
-        calls, stages = [], cut_in_stages(backward, joint.signature.gradients.stages)
-        for stage in stages:
-            role = GraphRole("backward", (), tuple(range(len(stage.inputs) + len(stage.hands))))
-            calls.append(self._compile_late(stage.module, joint, role, failures, always))
-        names = [node.name for node in backward.graph.nodes if node.op == "placeholder"]
-        return in_stages(names, [info.spec for info in joint.signature.inputs], stages, calls)
-
-    def _failures_of(self, config: Config | None) -> Failures | None:
-        if not self.may_fail or config is None:
+    def failures(self, mode: str) -> Failures | None:
+        """The treatment of a compiler's failures, in a mode of `on_unsupported`; None: they are the caller's."""
+        if not self.may_fail:
             return None
-        mode = config.on_unsupported
         return self._failures.setdefault(mode, Failures(warn_user if mode == "eager" else None))
-
-    def compiled_graph(
-        self,
-        compiler: Compiler,
-        module: fx.GraphModule,
-        joint: JointGraph,
-        role: GraphRole,
-        failures: Failures | None,
-        *,
-        always: bool,
-        may_retry: bool = False,
-    ) -> CompiledGraph:
-        def compile_as(role: GraphRole) -> CompiledGraph:
-            return call_compiler(compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry)
-
-        role = dataclasses.replace(role, regions=self.regions)
-        begin, name = time.perf_counter(), f"compile {role.phase}"
-        with phase(name):
-            graph = compile_as(role) if self.keeper is None else self.keeper.compiled(module, joint, role, compile_as)
-        seconds = time.perf_counter() - begin
-        again = functools.partial(_compiled_alone, compiler, joint)
-        stage = CompileStage(name, joint.name, module, graph.run, seconds, joint, (), role, compiler, again)
-        run = wrapped(self.watchers, stage)
-        return graph if run is graph.run else dataclasses.replace(graph, run=run)
 
     def derive(
         self,
@@ -451,11 +378,73 @@ def is_of_capture(error: BaseException) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Roles:
-    """The role of each half, as its compiler is told."""
+class _GraphsOf:
+    """Compiles graphs made of `joint`, each in its role. `saved`: the residuals."""
 
-    signature: Signature
-    saved: Sequence[fx.Node] = ()
+    pipeline: Pipeline
+    joint: JointGraph
+    saved: Sequence[fx.Node]
+    config: Config
+
+    @property
+    def signature(self) -> Signature:
+        return self.joint.signature
+
+    def compiled(
+        self, compiler: Compiler, module: fx.GraphModule, role: GraphRole, *, may_retry: bool = False
+    ) -> CompiledGraph:
+        pipeline, joint, config = self.pipeline, self.joint, self.config
+        keeper, failures = pipeline.keeper, pipeline.failures(config.on_unsupported)
+        how: dict[str, Any] = {"always": config.check, "failures": failures, "may_retry": may_retry}
+
+        def compile_as(role: GraphRole) -> CompiledGraph:
+            return call_compiler(compiler, module, joint, role, **how)
+
+        role = dataclasses.replace(role, regions=pipeline.regions)
+        begin, name = time.perf_counter(), f"compile {role.phase}"
+        with phase(name):
+            graph = compile_as(role) if keeper is None else keeper.compiled(module, joint, role, compile_as)
+        seconds = time.perf_counter() - begin
+        again = functools.partial(_compiled_alone, compiler, joint)
+        stage = CompileStage(name, joint.name, module, graph.run, seconds, joint, (), role, compiler, again)
+        run = wrapped(pipeline.watchers, stage)
+        return graph if run is graph.run else dataclasses.replace(graph, run=run)
+
+    def late(self, module: fx.GraphModule, role: GraphRole) -> Boxed:
+        """Compile a backward after the check of the arguments was written: the check takes no further conditions on
+        sizes.
+
+        A compiler that adds conditions on a symbolic size is not used for this graph; our own adds none.
+        """
+        joint, compiler = self.joint, self.pipeline.bw_compiler
+        num_guards = joint.num_guards()
+        with compiling(joint.name, "the backward"):
+            graph = self.compiled(compiler, module, role)
+        compiled = graph.run
+        if compiler is eager_compiler:
+            return compiled
+        if graph.writes_into:
+            careful = dataclasses.replace(role, donated=())
+            make_careful = functools.cache(lambda: self.compiled(compiler, module, careful).run)
+            compiled = overwriting(compiled, graph.writes_into, _one_at_a_time(make_careful, make_lock()))
+
+        @functools.cache
+        def in_operators() -> Boxed:
+            return call_compiler(eager_compiler, module, joint, role).run
+
+        if joint.num_guards() > num_guards:
+            return in_operators()
+        return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in ends_of(module)[0]))
+
+    def in_stages(self, backward: fx.GraphModule) -> Boxed:
+        calls, stages = [], cut_in_stages(backward, self.signature.gradients.stages)
+        for stage in stages:
+            role = GraphRole("backward", (), tuple(range(len(stage.inputs) + len(stage.hands))))
+            calls.append(self.late(stage.module, role))
+        names = [node.name for node in backward.graph.nodes if node.op == "placeholder"]
+        return in_stages(names, [info.spec for info in self.signature.inputs], stages, calls)
+
+    # ---------------------------------------------------------------- the role of each half, as its compiler is told
 
     def forward(self) -> GraphRole:
         role, first = self.inference(), len(self.signature.graph_outputs.slots)
