@@ -237,7 +237,7 @@ ANNEXES = {
     "Python that graphs call": ["foregrad.regions.of_run:PythonOfRun"],
     "repeated regions": ["foregrad.inductor.regions:outlined"],
     "tensor subclasses": ["foregrad.classes"],
-    "stages of backwards": ["foregrad.distributed.buckets:in_buckets"],
+    "stages of backwards": ["foregrad.distributed.stages"],
     "values without a layout": ["foregrad.operators.sparse_passes:SPARSE_VALUES"],
     "attempts at a call": ["foregrad.regions.calls:ATTEMPTS"],
     "the cache on disk": ["foregrad.store.cache.keeper:keeper_for"],

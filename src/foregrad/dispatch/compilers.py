@@ -30,13 +30,12 @@ from ..backends.results import Contract, Failures, Instead, described, promised,
 from ..errors import BackendError, ForegradError, add_note
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
-from ..graph.role import GraphRole, outlined
+from ..graph.role import STAGE, GraphRole, outlined
 from ..graph.slots import Grad, Slot
 from ..graph.source import a_name
 from ..house import is_house_module
 from ..interrupts import is_interrupt, runs_compiler
 from ..passes.aliasing import results_of, tensors_in, written_inputs
-from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
 from .known import forward_facts
 
@@ -195,7 +194,7 @@ def _slots(module: fx.GraphModule, joint: JointGraph, phase: str) -> list[Slot]:
     signature = joint.signature
     if phase != "backward":
         return list(signature.graph_outputs.slots)
-    stage = stage_of(module)
+    stage = module.meta.get(STAGE)
     infos = signature.inputs if stage is None else [signature.inputs[i] for i in stage]
     return [*(Grad(info.slot) for info in infos), *signature.backward.outputs]
 

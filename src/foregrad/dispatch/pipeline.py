@@ -18,7 +18,7 @@ from .._torch.fakes import new_fake
 from .._torch.graphs import ends_of, is_random, needed_by, piece, trace_artifact
 from .._torch.levels import is_legacy_batched
 from .._torch.symbols import Size, same_numbers
-from ..annexes import given
+from ..annexes import given, the_one
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..backends.registry import Backend
@@ -41,11 +41,9 @@ from ..passes.aliasing import results_of
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import donated_inputs, writes_for_the_graph
 from ..passes.opaque import opaque_values
-from ..passes.stages import cut_in_stages
 from ..passes.zeros import only_gradients, without_tangents
 from ..phases import compiling, phase
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial, overwriting, owned_among
-from ..runtime.stages import in_stages
 from ..tracing.tape.collection import paused_collection
 from .compilers import CompiledGraph, call_compiler, called_bare, is_own
 from .explain import warn_user
@@ -136,8 +134,8 @@ class Pipeline:
                 joint.check()
         seconds = time.perf_counter() - begin
         self.tell(CompileStage("capture", name, call.leaves, joint, seconds, joint, captured.tensors))
-        for in_stages_of in given("stages of backwards"):
-            joint = in_stages_of(joint)
+        for stages in given("stages of backwards"):
+            joint = stages.in_buckets(joint)
         # Forward and backward, and the residuals between them.
         begin = time.perf_counter()
         with phase("partition"):
@@ -223,7 +221,8 @@ class Pipeline:
 
         def make_backward(values: list[object] | None = None) -> Boxed:
             if not backwards and joint.signature.gradients.stages:
-                backwards.append(graphs.in_stages(backward))
+                stages = the_one("stages of backwards")
+                backwards.append(stages.in_stages(backward, joint.signature, graphs.stage))
             if not backwards:
                 if self.bw_compiler is eager_compiler:
                     values = None  # eager's kernels write into no donated input
@@ -436,13 +435,8 @@ class _GraphsOf:
             return in_operators()
         return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in ends_of(module)[0]))
 
-    def in_stages(self, backward: fx.GraphModule) -> Boxed:
-        calls, stages = [], cut_in_stages(backward, self.signature.gradients.stages)
-        for stage in stages:
-            role = GraphRole("backward", (), tuple(range(len(stage.inputs) + len(stage.hands))))
-            calls.append(self.late(stage.module, role))
-        names = [node.name for node in backward.graph.nodes if node.op == "placeholder"]
-        return in_stages(names, [info.spec for info in self.signature.inputs], stages, calls)
+    def stage(self, module: fx.GraphModule, num_results: int) -> Boxed:
+        return self.late(module, GraphRole("backward", (), tuple(range(num_results))))
 
     # ---------------------------------------------------------------- the role of each half, as its compiler is told
 

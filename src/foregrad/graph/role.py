@@ -21,6 +21,8 @@ STAYS = "foregrad stays"  # in the `meta` of a graph that nobody changes: it may
 
 REGION = "foregrad region"  # in the `meta` of a graph called at several places by a larger graph: whether it is random
 
+STAGE = "foregrad stage"  # of a backward: the inputs that the first results are gradients of
+
 LAID_OUT = "foregrad laid out"  # of a residual with strides that the forward's compiler chose: its own spec
 
 

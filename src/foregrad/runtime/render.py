@@ -42,7 +42,6 @@ from .decisions import Stop, attempt_lines, check_lines, decision_lines, open_si
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .passed import history_lines, join, marking, said_of_hooked, unwatched
-from .stages import later_lines
 from .writes import graph_arguments, update_line, write_with_history
 
 
@@ -244,7 +243,10 @@ class RunLines(LineWriter):
         guards += self._around()
         if torch.is_inference_mode_enabled():
             guards.insert(0, f"{self.bind('inference_mode', torch.inference_mode)}(False)")
-        inputs, later, followed = later_lines(self, signature, self.inputs, self.outputs)
+        inputs, later, followed = self.inputs, list[str](), list[str]()
+        if signature.gradients.stages:
+            stages = the_one("stages of backwards")
+            inputs, later, followed = stages.later_lines(self, signature, self.inputs, self.outputs)
         before, call, after = node.call_lines(apply, inputs, self.outputs, signature, self.names)
         self.lines += before
         self.under(guards, [*later, call])

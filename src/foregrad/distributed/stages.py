@@ -9,22 +9,73 @@ next node, the node made last.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from .._torch import engine
+from .._torch.graphs import piece
 from ..graph.meta import TensorSpec
+from ..graph.role import STAGE
 from ..graph.signature import Signature
 from ..graph.source import unpacked
-from ..passes.stages import Stage
-from .lines import LineWriter
+from .buckets import in_buckets
+
+__all__ = ["in_buckets"]  # handed on
 
 _NOTHING = "_foregrad_nothing"  # an attribute of tensors that stand for gradients to come
 _entered = threading.local()
 Boxed = Callable[[list[Any]], list[Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """`module`: (values handed over, tangents) -> (gradients of `inputs`, values that later stages read).
+
+    `takes`: the names of its inputs; `hands`: the names of its results besides the gradients.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[int, ...]
+    takes: tuple[str, ...]
+    hands: tuple[str, ...]
+
+
+def cut_in_stages(backward: fx.GraphModule, stages: Sequence[tuple[int, ...]]) -> list[Stage]:
+    """The stages of a backward graph, each cut after its last gradient."""
+    nodes = [node for node in backward.graph.nodes if node.op not in ("output", "get_attr")]
+    position = {node: at for at, node in enumerate(nodes)}
+    gradients = next(iter(reversed(backward.graph.nodes))).args[0]
+    ends = [0]
+    for stage in stages[:-1]:
+        ends.append(max(ends[-1], *(position[gradients[i]] + 1 for i in stage)))
+    ends.append(len(nodes))
+    later: list[set[fx.Node]] = [set()]  # the nodes read after each stage, the last first
+    for stage, start, end in reversed(list(zip(stages, ends, ends[1:], strict=False))):
+        needed = {n for node in nodes[start:end] for n in node.all_input_nodes} | {gradients[i] for i in stage}
+        later.insert(0, later[0] | needed)
+    cut = []
+    for number, (stage, start, end) in enumerate(zip(stages, ends, ends[1:], strict=False)):
+        own = [node for node in nodes[start:end] if node.op != "placeholder"]
+        cut.append(_stage(backward, own, [gradients[i] for i in stage], later[number + 1], stage))
+    return cut
+
+
+def _stage(
+    backward: fx.GraphModule, own: list[fx.Node], gradients: list[fx.Node], later: set[fx.Node], inputs: tuple[int, ...]
+) -> Stage:
+    inside = set(own)
+    needed = dict.fromkeys(n for node in own for n in node.all_input_nodes if n.op != "get_attr")
+    needed |= dict.fromkeys(gradients)
+    operands = sorted((n for n in needed if n not in inside), key=lambda n: n.name.startswith("tangents_"))
+    hands = [node for node in own if node in later]
+    module = piece(backward, operands, own, [*gradients, *hands], "Stage")
+    module.meta[STAGE] = inputs
+    return Stage(module, inputs, tuple(n.name for n in operands), tuple(n.name for n in hands))
 
 
 class _StagedCall:
@@ -68,13 +119,11 @@ _later: Callable[..., tuple[torch.Tensor, ...]] = engine.direct_apply(_Later)
 
 
 def later_lines(
-    writer: LineWriter, signature: Signature, inputs: list[str], outputs: Sequence[str]
+    writer: Any, signature: Signature, inputs: list[str], outputs: Sequence[str]
 ) -> tuple[list[str], list[str], list[str]]:
     """(the inputs of a function's node; lines that make inputs with later gradients, the last stage first; lines after
-    the call of the node).
+    the call of the node). `writer` is the `LineWriter` of the call.
     """
-    if not signature.gradients.stages:
-        return inputs, [], []
     inputs, call = list(inputs), writer.names.fresh("call")
     lines = [f"{call} = {writer.bind('Call', _StagedCall)}()"]
     for number, stage in reversed(list(enumerate(signature.gradients.stages))[1:]):
@@ -110,12 +159,14 @@ class _StagedBackward:
         return self.gradients_by_stage.pop(number, None)
 
 
-def in_stages(
-    names: Sequence[str], specs: Sequence[TensorSpec], stages: Sequence[Stage], calls: Sequence[Boxed]
-) -> Boxed:
-    """A backward of values called `names`, for inputs like `specs`, that gives the gradients of the first stage, and
-    placeholders for the gradients of later stages.
+def in_stages(module: fx.GraphModule, signature: Signature, compiled: Callable[[fx.GraphModule, int], Boxed]) -> Boxed:
+    """A backward that gives the gradients of its first stage, and placeholders for the gradients of later stages.
+    `compiled`: compiles the graph of a stage, with so many results.
     """
+    stages = cut_in_stages(module, signature.gradients.stages)
+    calls = [compiled(stage.module, len(stage.inputs) + len(stage.hands)) for stage in stages]
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    specs = [info.spec for info in signature.inputs]
 
     def backward(values: list[object]) -> list[Any]:
         call: _StagedCall | None = getattr(_entered, "call", None)
