@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         construct_fake_mode,
         process_inputs,
     )
-    from .aot_export import GraphSignature, aot_export_joint_simple, aot_export_module
     from .api import capture, compile, explain_recompiles, partition  # noqa: A004
     from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
     from .backends.registry import get_backend, list_backends, register_backend
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     )
     from .graph.joint import JointGraph, Partitioned
     from .joints.doors import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+    from .joints.exports import GraphSignature, aot_export_joint_simple, aot_export_module
     from .joints.held import JointWithDescriptors
     from .logs import set_logs
     from .partitioners import default_partition, min_cut_rematerialization_partition
@@ -164,7 +164,6 @@ __all__ = [
 _HOMES = {
     "aot": "aot_function aot_module aot_module_simplified compiled_function compiled_module construct_fake_mode "
     "process_inputs",
-    "aot_export": "GraphSignature aot_export_joint_simple aot_export_module",
     "api": "capture compile explain_recompiles partition",
     "store.artifacts.artifact": "Artifact export load",
     "store.artifacts.capture": "check_attribute_assignment",
@@ -178,6 +177,7 @@ _HOMES = {
     "tools.explanation.text": "Explanation",
     "regions.marks": "eager_region region",
     "joints.doors": "aot_compile_joint_with_descriptors aot_export_joint_with_descriptors",
+    "joints.exports": "GraphSignature aot_export_joint_simple aot_export_module",
     "joints.held": "JointWithDescriptors",
     "fusion": "debug_compile draw_graph draw_graph_compile mem_efficient_fusion_kwargs memory_efficient_fusion "
     "minifier print_compile pythonkey_decompose ts_compile",
@@ -232,7 +232,6 @@ ANNEXES = {
     "lines of Dynamo's graphs": ["foregrad.dynamo:learn_lines"],
     "memory budgets": ["foregrad.budget.within"],
     "modules that communicate": ["foregrad.distributed._torch.distributed:data_parallel"],
-    "operators above autograd": ["foregrad.joints.above_autograd"],
     "operators in graphs": ["foregrad.operators._torch.control_flow:IN_GRAPHS"],
     "Python that graphs call": ["foregrad.regions.of_run:PythonOfRun"],
     "repeated regions": ["foregrad.inductor.regions:outlined"],

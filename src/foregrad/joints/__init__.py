@@ -2,4 +2,5 @@
 
 `layout` says what each input and output is, `graph` writes the graph that is handed out, `held` is the object that
 holds it, `back` makes of an edited graph what the pipeline takes, `calls` renders the call, `doors` has the functions.
+`exports` has `aot_export_module` and `aot_export_joint_simple`.
 """

@@ -17,7 +17,6 @@ from .._torch.graphs import trace_artifact
 from .._torch.nested import tensors_in
 from ..annexes import the_one
 from ..aot import make_pipeline, named_sources
-from ..aot_export import inexpressible
 from ..backends.boxed import nop
 from ..config import config
 from ..dispatch.pipeline import Pipeline
@@ -38,6 +37,7 @@ from ..tracing.tape.collection import paused_collection
 from ._torch import flat_arguments, mapped_leaves, traced_as_it_runs
 from .back import joint_of
 from .calls import rendered_call
+from .exports import inexpressible
 from .graph import written_graph
 from .held import HeldCapture, JointWithDescriptors
 from .layout import layout_of

@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._torch.graphs import function_of, make_code, set_grad_enabled, with_nested_arguments
-from ._torch.nested import spec_of_structure
-from .annexes import the_one
-from .aot import named_sources
-from .dispatch.pipeline import reachable
-from .errors import UnsupportedError
-from .frontend.call import FlatCall, flatten_call
-from .frontend.tree import Tree
-from .graph.effect_log import CheckFailed, OutputInfo, SetData, Write
-from .graph.joint import JointGraph
-from .graph.meta import NodeMeta
-from .graph.signature import ConstantOutput, Handle, Signature
-from .graph.slots import Buffer, Param
+from .._torch.graphs import function_of, make_code, set_grad_enabled, with_nested_arguments
+from .._torch.nested import spec_of_structure
+from ..aot import named_sources
+from ..dispatch.pipeline import reachable
+from ..errors import UnsupportedError
+from ..frontend.call import FlatCall, flatten_call
+from ..frontend.tree import Tree
+from ..graph.effect_log import CheckFailed, OutputInfo, SetData, Write
+from ..graph.joint import JointGraph
+from ..graph.meta import NodeMeta
+from ..graph.signature import ConstantOutput, Handle, Signature
+from ..graph.slots import Buffer, Param
+from .above_autograd import WholeOperators, above_autograd
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]] | None
@@ -109,9 +109,8 @@ def aot_export_module(
     name, dynamic = type(mod).__name__, bool(dynamic_shapes)
     joint = _capture(call, name, decompositions, sources, dynamic=dynamic, grad=trace_joint)  # or a refusal by name
     if pre_dispatch:
-        above = the_one("operators above autograd")
-        call = dataclasses.replace(call, function=above.above_autograd(mod, call, dynamic=dynamic))
-        whole = functools.partial(above.WholeOperators, decompositions or {})
+        call = dataclasses.replace(call, function=above_autograd(mod, call, dynamic=dynamic))
+        whole = functools.partial(WholeOperators, decompositions or {})
         joint = _capture(call, name, decompositions, sources, dynamic=dynamic, grad=False, around=whole)
     writer = _JointWriter(joint, call, "arg{}_1", lifted=len(sources), constants=pre_dispatch)
     loss = writer.loss(output_loss_index) if trace_joint else None
@@ -182,8 +181,8 @@ def _capture(
     grad: bool,
     around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> JointGraph:
-    from .tracing.capture import capture_call  # late, as in the pipeline
-    from .tracing.parts import Options
+    from ..tracing.capture import capture_call  # late, as in the pipeline
+    from ..tracing.parts import Options
 
     if dynamic:
         tensors = [(i, leaf) for i, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
