@@ -1,11 +1,12 @@
 """Tensor subclasses, taken apart into plain tensors. The spine asks for these names: see `frontend/openings.py`."""
 
 from ._torch.function_classes import only_overrides, plain_alias
-from .conversion import Samples, converted, taken_apart, unexpected, unwrapping, wrap
+from .conversion import Samples, taken_apart, unwrapping, wrap
 from .function_classes import refusal
 from .spec import bare_spec, rebuilt, with_sizes_of
+from .tangents import OtherKinds
 
 __all__ = [
-    "Samples", "bare_spec", "converted", "only_overrides", "plain_alias", "rebuilt", "refusal", "taken_apart",
-    "unexpected", "unwrapping", "with_sizes_of", "wrap",
+    "OtherKinds", "Samples", "bare_spec", "only_overrides", "plain_alias", "rebuilt", "refusal", "taken_apart",
+    "unwrapping", "with_sizes_of", "wrap",
 ]  # fmt: skip

@@ -85,17 +85,16 @@ class Opener(Protocol):
 
     `Samples()` gives for a tensor its opening and plain tensors without history; `unwrapping` and `wrap` go from a
     tensor to its plain tensors and back with the history, `rebuilt` goes back without. `bare_spec` opens a gradient;
-    `refusal` is the error for an input that does not open; `converted`, `taken_apart` and `unexpected` treat a gradient
-    that differs in kind from the result.
+    `refusal` is the error for an input that does not open; `taken_apart` opens a gradient that differs in kind from the
+    result, and `OtherKinds(backward, derivative, compiled)(node, tangents, handed)` runs the backward for some.
     """
 
     Samples: Callable[[], Sampler]
+    OtherKinds: Callable[..., Callable[[object, Sequence[object], Sequence[object]], object]]
     bare_spec: Callable[[object], Any]
-    converted: Callable[[object, object, type], object]
     refusal: Callable[[torch.Tensor, str], UnsupportedTensorError]
     rebuilt: Callable[[object, Sequence[torch.Tensor]], object]
     taken_apart: Callable[[object], Sequence[torch.Tensor]]
-    unexpected: Callable[[object], UnsupportedTensorError]
     unwrapping: Callable[[object, object], Callable[[object], Sequence[torch.Tensor]]]
     with_sizes_of: Callable[[object, Sequence[Any]], object]
     wrap: Callable[..., Any]

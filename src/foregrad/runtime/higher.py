@@ -20,17 +20,17 @@ from .._torch import engine, levels
 from .._torch.engine import hand_to, take_handed
 from .._torch.hooks import spare_leaves
 from .._torch.symbols import expression_text
-from .._torch.wrappers import is_wrapper, parts_of
+from .._torch.wrappers import is_wrapper
 from ..errors import UnsupportedError
 from ..frontend.openings import opener
 from ..graph.effect_log import CheckInfo
 from ..graph.meta import TensorSpec, laid_out, spec_of
 from ..graph.source import Names, compile_source, unpacked
-from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind, place_of_size
+from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind
 from .compiled import Compiled, Derived, NeedsInputGrad
 from .decisions import attempt_lines, check_arguments, decision_lines, one_call
 from .lines import LineWriter, op_name
-from .passed import check_marked, history_lines, refuse_watched_results
+from .passed import history_lines, refuse_watched_results
 from .release import TRAILS, Release, as_output, let_go, parts_run, saved_in_part, saved_inputs, trail_of
 from .writes import graph_arguments, update_line
 
@@ -378,26 +378,11 @@ def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
     return leaf
 
 
-# -------------------------------------------------------------------------------------------- tangents of another kind
-# Tangents of another kind than at capture: the backward is captured again for them.
-#
-# Such a tangent is a wrapper subclass for a plain result; or, for a wrapper subclass, a plain tensor or a wrapper that
-# differs in class, metadata or plain tensors.
-
-
 def of_other_kinds(
     backward: Callable[..., object], derivative: Callable[..., object] | None, compiled: Compiled
 ) -> Callable[..., Any]:
-    """`backward(node, *tangents)`; if some tangents are of other kinds, `derivative(node, *tangents, kinds=)`, or an
-    error without one.
-    """
-    kinds_so_far: list[TangentKind] = []
-    joint = compiled.partitioned.joint
-    varies = bool(joint.signature.symbols)
-    count, error = len(joint.signature.gradients.differentiable), joint.backward_error
-    errors = joint.failing if error is None else dict.fromkeys(range(count), error)  # eager's, for any kind
-    if errors or compiled.make_derived is None:
-        derivative = None
+    """`backward(node, *tangents)`; tangents of another kind than at capture are the annex's, see `Opener`."""
+    others: list[Callable[..., object]] = []  # once there is such a tangent
 
     def run(node: object, *tangents: Any) -> Any:
         for tangent in tangents:
@@ -405,62 +390,11 @@ def of_other_kinds(
                 break
         else:
             return backward(node, *tangents)
-        others = take_handed(node)
-        plain = [_as_plain(tangent) if is_wrapper(tangent) else tangent for tangent in tangents]
-        others += [((i,), t) for i, t in enumerate(tangents) if t is not None and plain[i] is None]
-        tangents = tuple(plain)
-        if not others:
+        handed = take_handed(node)
+        if not handed and not any(map(is_wrapper, tangents)):
             return backward(node, *tangents)
-        for places, _ in others:
-            if places[0] in errors:
-                raise type(errors[places[0]])(*errors[places[0]].args)
-        if derivative is None or (hasattr(node, "take_rest") and node.take_rest() is not None):
-            raise opener().unexpected(others[0][1])
-        if hasattr(node, "passed"):
-            check_marked(node, tangents)
-        kinds = [
-            _kind_of(kinds_so_far, places, tangent, compiled.path_limit, varies=varies) for places, tangent in others
-        ]
-        parts = [part for _, tangent in others for part in _parts(tangent)]
-        return derivative(node, *tangents, *parts, kinds=tuple(kinds))
+        if not others:
+            others.append(opener().OtherKinds(backward, derivative, compiled))
+        return others[0](node, tangents, handed)
 
     return run
-
-
-def _as_plain(tangent: object) -> torch.Tensor | None:
-    """The plain tensor that a wrapper's class converts it to; a pending collective is waited for."""
-    plain = opener().converted(tangent, None, torch.Tensor)
-    return plain if type(plain) is torch.Tensor else None
-
-
-def _parts(tangent: Any) -> Sequence[torch.Tensor]:
-    return opener().taken_apart(tangent) if is_wrapper(tangent) else [tangent]
-
-
-def _kind_of(
-    kinds: list[TangentKind], places: tuple[int, ...], tangent: Any, limit: int, *, varies: bool
-) -> TangentKind:
-    """The kind of a tangent, one object for all equal kinds, up to `limit`. `varies`: sizes of results may vary."""
-    parts = parts_of(tangent) if is_wrapper(tangent) else [tangent]
-    layouts = [_layout(part, tuple(tangent.shape) if varies else ()) for part in parts]
-    for kind in kinds:
-        if kind.outputs == places and kind.layouts == layouts and _is_of(kind.spec, tangent, varies=varies):
-            return kind
-    if len(kinds) >= limit:
-        raise opener().unexpected(tangent)
-    spec = opener().bare_spec(tangent) if is_wrapper(tangent) else None
-    kinds.append(TangentKind(places, tuple(tangent.shape), spec, tuple(map(TensorSpec.of, parts)), layouts))
-    return kinds[-1]
-
-
-def _layout(part: torch.Tensor, sizes: tuple[int, ...]) -> Any:
-    """The layout of a plain tensor; its sizes by their positions among `sizes`."""
-    places = [place_of_size(size, dim, sizes) for dim, size in enumerate(part.shape)]
-    own = [size if place is None else ("size", place) for size, place in zip(part.shape, places, strict=True)]
-    return own, part.dtype, part.device
-
-
-def _is_of(spec: Any, tangent: object, *, varies: bool) -> bool:
-    if spec is None or not is_wrapper(tangent):
-        return spec is None and not is_wrapper(tangent)
-    return type(tangent) is spec.cls and spec.has_structure_of(tangent, of_any_size=varies)
