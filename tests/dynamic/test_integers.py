@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -173,3 +175,28 @@ def test_a_condition_on_a_number_is_a_bool(use):
     for n in range(3, 23):
         assert str(compiled(torch.ones(2), n)) == str(function(torch.ones(2), n))
     assert len(foregrad.explain_recompiles(compiled)) <= 3
+
+
+def test_steps_that_wait_for_values_share_a_graph():
+    """Two flags change at two values of a counter: the values between share a graph for each setting of the flags."""
+
+    def training(compile):
+        state = SimpleNamespace(step=0, warm=True, frozen=False)
+
+        def step(x):
+            state.step += 1
+            if state.step == 6:
+                state.warm = False
+            if state.step == 11:
+                state.frozen = True
+            y = x.sin() if state.warm else x.cos()
+            return y.detach() if state.frozen else y * state.step
+
+        step = compile(step)
+        results = [step(torch.arange(3.0) + i) for i in range(40)]
+        return step, torch.stack(results), vars(state)
+
+    compiled, results, state = training(partial(foregrad.compile, backend="eager", on_unsupported="raise"))
+    _, expected, expected_state = training(lambda step: step)
+    assert torch.equal(results, expected) and state == expected_state
+    assert len(compiled.foregrad.specializations) <= 6

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import sys
 import warnings
 
 import pytest
@@ -119,6 +120,62 @@ def _says(text):
 @is_eager
 def formats_with_percent(x, loss):
     print("loss %.3f" % loss.item())  # noqa: UP031
+
+
+@compiles
+def prints_a_choice_of_texts(x, loss):
+    best = x.shape[0] > 2
+    print(f"{loss.item():.3f}" if best else "none", "none" if best else f"{loss.item():.2f}", sep="|")
+
+
+@compiles
+def prints_a_text_and_a_choice(x, loss):
+    best, name = x.shape[0] > 2, None
+    print(f"loss {loss.item():.3f}" + (" *" if best and name is None else ""), end="\n" if name else ";")
+    print(f"loss {loss.item():.3f}{' *' if best else ''} {f'{loss.item():.2f}' if name else name}")
+
+
+@compiles
+def prints_joined_parts(x, loss):
+    losses, digits = {"a": loss, "b": 2 * loss}, 3
+    print(", ".join(f"{name} {value.item():.{digits}f}" for name, value in losses.items()), end=" |\n")
+    LOGGER.info(" ".join(f"{value:.3f}" for value in losses.values() if value.dim() == 0))
+
+
+if sys.version_info < (3, 12):  # later, a list is made in the function's own loop
+
+    @compiles
+    def prints_a_joined_list(x, loss):
+        print("losses:", ", ".join([f"{value.item():.3f}" for value in (loss, 2 * loss)]))
+
+
+@is_eager
+def looks_at_parts(x, loss):
+    for part in (f"{value.item():.3f}" for value in (loss, 2 * loss)):
+        print(len(part), part.startswith("-"))
+    print(", ".join(filter(str.strip, (f"{value.item():.0f}" for value in (loss,)))))
+    print(max(f"{value.item():.3f}" for value in (loss, 2 * loss)), [len(f"{value:.1f}") for value in (loss,)])
+
+
+@is_eager
+def joins_by_a_text_of_its_own(x, loss):
+    class Text(str):
+        __slots__ = ()
+
+        def join(self, parts):
+            return super().join(part.rjust(9) for part in parts)
+
+    print(Text(";").join(f"{value.item():.3f}" for value in (loss, 2 * loss)))
+
+
+@is_eager
+def adds_a_text_to_an_object(x, loss):
+    class Tail:
+        def __radd__(self, text):
+            return text.replace(".", ",")
+
+    tail = Tail()
+    print(f"{loss.item():.3f}" + (tail if x.dim() else ""))
 
 
 @is_eager

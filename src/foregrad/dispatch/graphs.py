@@ -374,7 +374,7 @@ class Specializer:
                 constants = fixed_numbers(product.captured.joint)
                 if not self._is_of_symbols(product, call):
                     needed += [call.paths[i] for i in constants if repr(call.leaves[i]) not in "01"]
-                    self.sizes.make_constant(needed)
+                    self.sizes.make_constant(needed, (call.paths[i] for i in call.numbers - constants))
                     return call, product
                 constants = call.numbers
             except ConstantNumbers as error:

@@ -100,13 +100,14 @@ class SizesSeen:
         self._pitches_seen: dict[tuple[str, int], set[tuple[Size, Size]]] = {}
         self._numbers_seen: dict[tuple[str, type], set[str]] = {}
         self.constants: Counter[str] = Counter()  # by path, the captures that needed the value
+        self._symbolic: Counter[str] = Counter()  # by path, the captures that serve all values
 
-    def make_constant(self, paths: Iterable[str]) -> None:
-        """Note that a capture needed the values of the numbers. After a second capture, every value gets a graph of its
-        own; after the first, a program that prints the number now and then may still share one graph among its other
-        branches.
+    def make_constant(self, paths: Iterable[str], symbolic: Iterable[str] = ()) -> None:
+        """Note that a capture needed the values of numbers, and served all values of `symbolic`. Where two captures more
+        needed a value than not, every value gets a graph of its own.
         """
         self.constants.update(paths)
+        self._symbolic.update(symbolic)
 
     def close(self) -> None:
         """Note that the function can't be captured with sizes of its own left open: each gets a graph of its own."""
@@ -171,7 +172,7 @@ class SizesSeen:
         """
         leaves, inside = set(), tuple(f"{path}[" for path in self.open)  # a list of numbers may be replaced as a whole
         for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
-            if type(leaf) not in (int, float) or self.constants[path] > 1:
+            if type(leaf) not in (int, float) or self.constants[path] - self._symbolic[path] > 1:
                 continue
             is_open = path in self.open or path.startswith(inside)
             if self.dynamic is False and not is_open:

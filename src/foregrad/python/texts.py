@@ -38,9 +38,12 @@ _BEGIN = f"\ue000foregrad {secrets.token_hex(8)} "  # in no text of the program'
 _MARKS = re.compile(f"({_BEGIN}\\d+\ue001)")
 _LOGGING = vars(logging)
 _CALLS = {"CALL": 2, "CALL_KW": 3, "CALL_METHOD": 2, "CALL_FUNCTION": 1, "CALL_FUNCTION_KW": 2}
-_IDLE = {"NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL", "KW_NAMES"}
+_IDLE = {"NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL", "KW_NAMES", "NOT_TAKEN"}
 _OF_ONE = {"FORMAT_SIMPLE", "CONVERT_VALUE", "UNARY_NEGATIVE", "UNARY_NOT", "UNARY_INVERT", "LOAD_ATTR"}
-_OF_TWO = {"FORMAT_WITH_SPEC", "BINARY_SUBSCR", "COMPARE_OP"}
+_OF_ONE |= {"GET_ITER", "TO_BOOL"}
+_OF_TWO = {"FORMAT_WITH_SPEC", "BINARY_SUBSCR", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "SET_FUNCTION_ATTRIBUTE"}
+_TEXTS = {"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING"}
+_TO_JOIN = {"<genexpr>": "YIELD_VALUE", "<listcomp>": "LIST_APPEND"}
 _BUILDS = {"BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_CONST_KEY_MAP"}
 _STORES = {"STORE_ATTR": 1, "STORE_SUBSCR": 2, "RETURN_VALUE": 0}  # and how many values lie above the stored one
 _HAS_NULLS = sys.version_info >= (3, 11)
@@ -70,8 +73,10 @@ class Texts:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and not is_program_module(frame.f_globals.get("__name__")):
             frame = frame.f_back
-        offset = None if frame is None or _BEGIN in spec else _call_of_text(frame.f_code, frame.f_lasti, conversion)
-        if frame is None or offset is None or (frame.f_code, offset) in self.refused or "str" in frame.f_globals:
+        if frame is None or _BEGIN in spec or "str" in frame.f_globals:
+            return None
+        frame, offset = _call_of_text(frame, conversion)
+        if offset is None or (frame.f_code, offset) in self.refused:
             return None
         place = _place_of(frame, offset, self.outermost)
         if place == _NOWHERE:
@@ -190,26 +195,44 @@ def _index(steps: list[dis.Instruction], offset: int) -> int:
     return index
 
 
-def _call_of_text(code: CodeType, offset: int, conversion: str) -> int | None:
-    """The offset of the one call that takes the text which the instruction at `offset` makes of a value; None where
-    there is no proof of that.
+def _call_of_text(frame: FrameType, conversion: str) -> tuple[FrameType, int | None]:
+    """The offset of the one call, store or return that takes the text which a frame makes of a value, and its frame;
+    None where there is no proof of that.
     """
-    steps = _steps(code)
-    index = _index(steps, offset)
+    steps = _steps(frame.f_code)
+    index = _index(steps, frame.f_lasti)
     step = steps[index]
     if step.opname.startswith("FORMAT_") or step.opname == "CONVERT_VALUE":
         has_spec = step.opname == "FORMAT_WITH_SPEC" or (step.opname == "FORMAT_VALUE" and bool((step.arg or 0) & 4))
         is_whole = not (has_spec and conversion)  # a specification would apply to the mark
     else:
-        is_whole = _is_format_of_literal(steps, index) if not conversion else _text_at(steps, index) is not None
+        is_whole = _is_of_literal(steps, index, "format") if not conversion else _text_at(steps, index) is not None
     found = _taker(steps, index) if is_whole else None
-    return None if found is None else steps[found[0]].offset
+    if found is not None and steps[found[0]].opname in _TO_JOIN.values():
+        name, outer = frame.f_code.co_name, frame.f_back
+        if outer is None or steps[found[0]].opname != _TO_JOIN.get(name):
+            return frame, None
+        frame, steps = outer, _steps(outer.f_code)
+        found = _taker_of_joined(steps, _index(steps, outer.f_lasti))
+    return frame, None if found is None else steps[found[0]].offset
 
 
-def _is_format_of_literal(steps: list[dis.Instruction], index: int) -> bool:
-    """Whether a call is `"...".format(...)`."""
+def _taker_of_joined(steps: list[dis.Instruction], index: int) -> tuple[int, bool] | None:
+    """What takes the text of `", ".join(f"..." for ...)`, whose parts are made in a call of this frame: `join` alone
+    sees the parts. A list is made before `join` is called.
+    """
+    join, way = index, [step.opname for step in steps[: index + 1] if step.opname not in _IDLE]
+    if way[-2] == "GET_ITER" and way[-1] in _CALLS and (of_list := _taker(steps, index)) is not None:
+        join = of_list[0]
+    elif way[-3] != "GET_ITER" or way[-2] not in _CALLS:
+        return None
+    return _taker(steps, join) if _is_of_literal(steps, join, "join") else None
+
+
+def _is_of_literal(steps: list[dis.Instruction], index: int, method: str) -> bool:
+    """Whether a call is `"...".format(...)`, or a further method of a literal."""
     for at in reversed(range(1, index)):
-        if steps[at].opname in ("LOAD_METHOD", "LOAD_ATTR") and steps[at].argval == "format":
+        if steps[at].opname in ("LOAD_METHOD", "LOAD_ATTR") and steps[at].argval == method:
             before = steps[at - 1]
             if before.opname == "LOAD_CONST" and type(before.argval) is str:
                 return _taker(steps, at, is_callee=True) == (index, True)
@@ -233,30 +256,45 @@ def _text_at(steps: list[dis.Instruction], at: int) -> int | None:
     return None
 
 
-def _taker(steps: list[dis.Instruction], index: int, *, is_callee: bool = False) -> tuple[int, bool] | None:
-    """(The call that takes the topmost value after an instruction, whether it calls that value); None where another
-    instruction takes it, or may. In a longer text, and in a container made there, it is still whole.
+def _taker(
+    steps: list[dis.Instruction], index: int, above: tuple[bool, ...] = (), *, is_callee: bool = False
+) -> tuple[int, bool] | None:
+    """(The instruction that takes the topmost value after an instruction, whether it calls that value): a call, a
+    store, a return, or a part given to a `join`. None where a further instruction takes it, or may. In a longer text,
+    and in a container made there, it is still whole. `above`: the values that lie above it, and whether each is a text.
     """
-    above = 0
-    for at in range(index + 1, len(steps)):
-        name, arg = steps[at].opname, steps[at].arg or 0
+    at = index + 1
+    while at < len(steps):
+        name, arg, at = steps[at].opname, steps[at].arg or 0, at + 1
+        step, lie = steps[at - 1], len(above)
+        if name == "JUMP_FORWARD":
+            at = _index(steps, step.argval)
+            continue
+        if name.startswith("POP_JUMP_") and step.argval > step.offset and lie:
+            there = _index(steps, step.argval) - 1
+            found = _taker(steps, at - 1, above[:-1], is_callee=is_callee)
+            return found if found == _taker(steps, there, above[:-1], is_callee=is_callee) else None
         if not is_callee:
-            if name in _BUILDS and above < _built_of(name, arg):
-                above = 0
+            if name in _BUILDS and lie < _built_of(name, arg):
+                above = ()
                 continue
-            if above == 0 and (name == "FORMAT_SIMPLE" or (name == "FORMAT_VALUE" and arg == 0)):
+            if lie == 0 and (name == "FORMAT_SIMPLE" or (name == "FORMAT_VALUE" and arg == 0)):
                 continue
-            if name == "BINARY_OP" and above < 2 and _text_at(steps, at) is not None:
-                above = 0
+            is_sum = lie < 2 and name == "BINARY_OP" and step.argrepr == "+"
+            if is_sum and (above == (True,) or _text_at(steps, at - 1) is not None):
+                above = ()
                 continue
+            if lie == 0 and name in _TO_JOIN.values():
+                return at - 1, False
         effect = _effect(name, arg)
         if effect is None:
             return None
         pops, pushes = effect
-        if pops > above:
-            is_stored = above == _STORES.get(name)
-            return (at, above >= pops - 2 and not is_stored) if name in _CALLS or is_stored else None
-        above += pushes - pops
+        if pops > lie:
+            is_stored = lie == _STORES.get(name)
+            return (at - 1, lie >= pops - 2 and not is_stored) if name in _CALLS or is_stored else None
+        is_text = name in _TEXTS or (name == "LOAD_CONST" and type(step.argval) is str)
+        above = above[: lie - pops] + (is_text,) * pushes
     return None
 
 
@@ -280,6 +318,8 @@ def _effect(name: str, arg: int) -> tuple[int, int] | None:
         return 1, 2
     if name in _OF_ONE:
         return 1, 1 + (name == "LOAD_ATTR" and _HAS_METHODS and arg & 1)
+    if name == "MAKE_FUNCTION":  # until 3.10, from its code and its name
+        return arg.bit_count() + (1 if _HAS_NULLS else 2), 1
     if name in ("BUILD_SLICE", "BINARY_SLICE"):
         return arg or 3, 1
     if name in _OF_TWO or name.startswith("BINARY_"):
@@ -288,5 +328,5 @@ def _effect(name: str, arg: int) -> tuple[int, int] | None:
         return 0, 1 + (_HAS_NULLS and arg & 1)
     if name.startswith("LOAD_FAST"):
         return (0, name.count("LOAD_FAST")) if name != "LOAD_FAST_AND_CLEAR" else None
-    loads = ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "PUSH_NULL")
+    loads = ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_CLOSURE", "PUSH_NULL")
     return (0, 1) if name in loads else None
