@@ -101,9 +101,7 @@ def _inner_first(dimensions: int) -> list[tuple[torch.memory_format, Sequence[in
 
 
 def _is_nested(shape: Sequence[Size], stride: Sequence[Size], order: Sequence[int]) -> bool:
-    """Whether each dimension steps exactly over the dimensions before it in `order`. Dimensions of one element don't
-    count.
-    """
+    """Whether each dimension steps exactly over the dimensions before it in `order`. Sizes of 1 don't count."""
     expected: Size = 1
     for dimension in order:
         size = shape[dimension]

@@ -211,8 +211,7 @@ def _use_count(self: torch.Tensor) -> int:
 def _moved(self: torch.nn.Module, fn: Callable[[object], object], recurse: bool = True) -> torch.nn.Module:
     """`module.to(device)`, `.float()`, `.cpu()`: nothing, if they change no tensor of the module.
 
-    PyTorch then assigns each parameter to itself (`param.data = param`). For fake tensors it would replace the
-    parameters.
+    PyTorch then assigns each parameter to itself (`param.data = param`). Fake parameters would be replaced.
     """
     if is_capturing():
         held_tensors = [*self.parameters(recurse), *self.buffers(recurse)]

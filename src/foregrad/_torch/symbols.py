@@ -286,9 +286,7 @@ class SymbolTable:
         return number
 
     def computed_symbol(self, value: int, name: str, *, is_size: bool = True) -> Any:
-        """A symbol for an integer that the graph computes, without a value before the graph has run. Sizes are 2 or
-        more.
-        """
+        """A symbol for an integer that the graph computes: it has no value until the graph runs. Sizes are over 1."""
         symbol, number = self._integer(value, name, is_size=is_size)
         if isinstance(number, torch.SymInt):
             self.computed[symbol] = None
@@ -396,8 +394,7 @@ def _unlimited() -> Any:
 def expression_in(number: Any, symbols: Mapping[Any, Any]) -> Any:
     """The expression of a symbolic number in `symbols`, if it has one.
 
-    The expression as it was made is the second choice: a symbol is replaced by an equal symbol, perhaps one known only
-    later.
+    The expression as it was made is the second choice: a symbol is replaced by an equal symbol, perhaps a later one.
     """
     expression = number.node.expr
     return expression if all(symbol in symbols for symbol in expression.free_symbols) else number.node._expr

@@ -36,8 +36,7 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """`.grad` of a leaf, or of a tensor that retains it; None for any other.
 
-    `grad_fn` and `is_leaf` of a view are not read: if the base was written since, both regenerate the view's history,
-    or raise.
+    `grad_fn` and `is_leaf` of a view are not read: if the base was written, both regenerate its history, or raise.
     """
     if tensor.retains_grad:
         return tensor.grad

@@ -57,9 +57,7 @@ class InPlace:
 
 
 def tell_of_writes(error: BaseException, made: str) -> None:
-    """Say with an error in a graph that some inputs of the graph may have their new values already. `made`: these
-    inputs.
-    """
+    """Say with an error in a graph that some inputs may have their new values already. `made`: these inputs."""
     vars(error)[WROTE] = True
     text = f"foregrad: {made} before this error, as some are in eager. Restore these tensors before the next call."
     add_note(error, text)

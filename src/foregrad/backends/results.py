@@ -398,9 +398,7 @@ def _meet(a: Extent, b: Extent | None) -> bool:
 
 
 def _that_meet(extents: Sequence[Extent | None]) -> dict[int, list[int]]:
-    """The positions of tensors that have bytes in common with a second tensor, each with the list of its group, empty
-    as yet.
-    """
+    """The positions of tensors that share bytes with a second tensor, each with the list of its group, empty as yet."""
     groups: dict[int, list[int]] = {}
     last, farthest = -1, -1  # the one that ends farthest so far
     for (start, stop), i in sorted((extent, i) for i, extent in enumerate(extents) if extent is not None):

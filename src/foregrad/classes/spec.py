@@ -105,9 +105,7 @@ class WrapperSpec:
         )
 
     def varies(self, part: int) -> bool:
-        """Whether the variable sizes of a plain tensor vary from the first call on: so in a jagged tensor, but for its
-        batch.
-        """
+        """Whether the variable sizes of a plain tensor vary from the first call on: jagged ones, but for the batch."""
         return is_jagged(self.cls) and self.names[part] not in ("_offsets", "_lengths")
 
     def layout(self, parts: Sequence[torch.Tensor]) -> tuple[Any, Any]:

@@ -184,7 +184,7 @@ _LONGEST = 2000  # characters of an expression
 
 
 def number_tests(joint: JointGraph, variables: Mapping[int, str], bind: Bind) -> Iterator[tuple[DecisionInfo, str]]:
-    """The decisions that follow from numbers among the arguments, each with its expression. `variables`: of the numbers
+    """The decisions that follow from numbers of the call, each with its expression. `variables`: of the numbers
     by input.
     """
     texts = {node: variables.get(i) for i, node in enumerate(joint.placeholders())}

@@ -490,9 +490,7 @@ def rendered(
 
 
 def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
-    """Raise `UnsupportedSideEffectError` if the program needs the value of a float that it draws: no graph would be
-    right twice.
-    """
+    """Raise `UnsupportedSideEffectError` if the program needs the value of a drawn float: no graph is right twice."""
     places = call.function.places if isinstance(call.function, StatefulFunction) else ()
     for place, value in zip(places, call.leaves, strict=False):
         if place.is_drawn and place.path in constants and type(value) is float:

@@ -481,8 +481,7 @@ def _text(fact: Any) -> str:
 class Sharing:
     """`memories`: for each input the number of its storage, None for an input that is a whole storage.
 
-    `counters`: pairs of inputs in one storage, and whether they share a version counter. `roots`: inputs that must be
-    no views.
+    `counters`: pairs of inputs in one storage, and whether they share a version. `roots`: inputs that must be no views.
     """
 
     memories: tuple[int | None, ...]

@@ -62,9 +62,7 @@ _FEW_PAIRS = 12  # inputs, one written to: up to this number a test for each pai
 
 
 class CallGuards(GuardMaker):
-    """Guards for the capture of `call`; `native`: with the C++ part, if it was built; `transformed`: for calls under
-    transforms.
-    """
+    """Guards for the capture of `call`; `native`: with the C++ part, if built; `transformed`: under transforms."""
 
     def __init__(
         self, call: FlatCall, captured: Captured, names: Names, *, native: bool = False, transformed: bool = False

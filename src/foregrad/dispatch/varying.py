@@ -103,8 +103,8 @@ class SizesSeen:
         self._symbolic: Counter[str] = Counter()  # by path, the captures that serve all values
 
     def make_constant(self, paths: Iterable[str], symbolic: Iterable[str] = ()) -> None:
-        """Note that a capture needed the values of numbers, and served all values of `symbolic`. Where two captures more
-        needed a value than not, every value gets a graph of its own.
+        """Note that a capture needed values of numbers, and served all values of `symbolic`. After two more captures
+        that needed a value than did not, each value gets a graph of its own.
         """
         self.constants.update(paths)
         self._symbolic.update(symbolic)

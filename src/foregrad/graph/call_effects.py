@@ -2,8 +2,7 @@
 
 An effect is one frozen class. It has a place in the rendered call, lines, checks of numbers from a file, a text for
 people, and says whether a file may hold the effect. The runtime, files and views loop over `Signature.effects.around`
-and name no class. Effects at one place are rendered in the order of their ranks, effects of equal rank in the order of
-recording.
+and name no class. Effects at one place are rendered in the order of their ranks, then in the order of recording.
 """
 
 from __future__ import annotations

@@ -63,9 +63,7 @@ class JointGraph:
         return list(next(iter(reversed(self.graph.nodes))).args[0])
 
     def inputs_taken(self) -> list[int]:
-        """The inputs that are inputs of the autograd node, in the order of its edges. No gradient flows to the rest, as
-        in eager.
-        """
+        """The inputs that are inputs of the autograd node, in the order of its edges. As in eager, no others."""
         later = {i for stage in self.signature.gradients.stages[1:] for i in stage}
         leaves = {i for i, info in enumerate(self.signature.inputs) if info.is_leaf and i not in later}
         return queued_to_arrive(self._taken(), self.signature.gradients.arrival, leaves)

@@ -393,9 +393,7 @@ def structure_of(node: torch.fx.Node, name: Callable[[torch.fx.Node], object]) -
 
 
 def layout_of(value: object) -> Any:
-    """Shape, strides, dtype and device of a tensor, or of each of several; a symbolic number itself; the type of any
-    other value.
-    """
+    """Shape, strides, dtype and device of a tensor, or of each of several; a symbolic number itself; else the type."""
     if isinstance(value, (tuple, list)):
         return tuple(map(layout_of, value))
     if isinstance(value, TensorSpec) and (token := value.token) is not None:

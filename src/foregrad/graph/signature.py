@@ -226,8 +226,7 @@ class StructureInfo:
     * `outputs`: the leaves of the user's result, in the order of `output_spec` (a pytree spec), then the leaves of the
       values that are written to Python's state, in the order of `written_spec`.
     * `shared_memory`: (input that is the memory, the inputs in it).
-    * `wrapper_parts`: for each wrapper subclass among the arguments and closed-over tensors, the inputs that are its
-      parts.
+    * `wrapper_parts`: for each wrapper subclass among arguments and closed-over tensors, the inputs that are its parts.
     """
 
     outputs: tuple[OutputInfo, ...] = ()

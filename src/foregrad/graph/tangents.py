@@ -51,9 +51,7 @@ class BackwardCase:
 
 
 def place_of_size(size: object, dim: int, shape: tuple[int, ...]) -> int | None:
-    """The dimension of a tensor that has the `size` in dimension `dim` of its plain tensor; None without such a
-    dimension.
-    """
+    """The dimension of a tensor that has the `size` in dimension `dim` of its plain tensor; None if none has."""
     if dim < len(shape) and shape[dim] == size:
         return dim
     return shape.index(size) if size in shape else None

@@ -59,8 +59,7 @@ def with_weights_laid_out(partitioned: Partitioned) -> Partitioned:
 def _weights(partitioned: Partitioned) -> set[str]:
     """The inputs that are the weight of convolutions in both halves and may change layout.
 
-    If a convolution's image is an input too, the layouts of both decide their gradients' layouts, so the weight is left
-    alone.
+    If a convolution's image is an input too, both layouts decide their gradients' layouts, so the weight is left alone.
     """
     saved = {node.name for node in partitioned.saved_nodes if node.op == "placeholder"}
     backward = _backward_convolutions(partitioned.backward)

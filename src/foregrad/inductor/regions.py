@@ -83,9 +83,7 @@ def outlined(
 
 
 def sums_first(graph: fx.Graph) -> None:
-    """Move each sum directly behind the operator that it reads. One kernel may compute both, and regions end where
-    kernels do.
-    """
+    """Move each sum directly behind the operator that it reads. One kernel may compute both; regions end at kernels."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is torch.ops.aten.sum.dim_IntList:
             (operand,) = node.all_input_nodes

@@ -15,8 +15,7 @@ from ..passes.mutations import copied_inside, writes_for_the_graph
 def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
     """Put each plain update of an input into the forward graph, as a `copy_` at its end.
 
-    The graph returns the result of `copy_` in place of the new value. Updates that count no version stay with the
-    runtime.
+    The graph returns the result of `copy_` in place of the new value. The runtime makes updates that count no version.
     """
     joint = partitioned.joint
     signature, graph = joint.signature, partitioned.forward.graph

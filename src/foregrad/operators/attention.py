@@ -254,9 +254,7 @@ class _Gradient(torch.autograd.Function):
 
 
 class _ScoreWriter(ThreadDispatchMode):
-    """Runs operators on fakes and writes the operators into a graph. `others` are the tensors that the function brought
-    in.
-    """
+    """Runs operators on fakes and writes them into a graph. `others` are the tensors that the function brought in."""
 
     def __init__(self, recorder: Recorder, inputs: Sequence[tuple[str, torch.Tensor]], what: str) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
 """Graphs with sparse gradients, for compilers of dense tensors: cut where the first sparse tensor is made.
 
-The head is a graph of plain dense tensors. The tail, as a rule a few operators that end in gradients, runs on eager's
-kernels.
+The head is a graph of plain dense tensors. The tail, a few operators that end in gradients, runs on eager's kernels.
 """
 
 from __future__ import annotations

@@ -86,9 +86,7 @@ def choose_default(index: JointIndex) -> list[fx.Node]:
 
 
 def _ran_in_forward(index: JointIndex, i: int) -> bool:
-    """Whether the forward computes node i. No output need depend on it: a function may keep a value for its backward
-    alone.
-    """
+    """Whether the forward computes node i. No output need depend on it: a function may keep it for its backward."""
     return index.exists_in_forward(i) or dict.get(index.nodes[i].meta, "partitioner_tag") in {
         "is_forward",
         "must_be_in_forward",

@@ -4,8 +4,7 @@
 * Random operators that the backward runs once more: the forward notes the state of the generator right before the
   operator; the backward goes back to it, runs the operator, and returns to the generator's place. So the numbers are
   equal bit for bit, and the user's generator moves as in eager. On the CPU a state is 5 KB, a dropout's mask as large
-  as its operand. It takes a backend that runs operators one by one in the graph's order: nothing else ties an operator
-  to the state.
+  as its operand. The backend has to run operators in the graph's order: nothing else ties an operator to the state.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ class OpaqueValues:
     """The answers; by default a graph has no opaque value.
 
     `nodes`: nodes with an opaque value. `around`: the module, with a pass applied to its other part. `plain_results`:
-    a graph's results, opaque tensors by their parts. `as_they_come`: the tangents of a backward that may have any
-    layout.
+    a graph's results, opaque tensors by their parts. `as_they_come`: a backward's tangents that may have any layout.
     """
 
     nodes: Callable[[fx.Graph], set[fx.Node]] = lambda graph: set()

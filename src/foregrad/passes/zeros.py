@@ -104,9 +104,7 @@ def _cut_down(
     missing: Sequence[fx.Node],
     leads: Callable[[int, bool, bool], bool],
 ) -> fx.GraphModule:
-    """`leads(position, alive, zero)`: whether the position has a gradient, one that depends on a present tangent or is
-    zero.
-    """
+    """`leads(position, alive, zero)`: whether the position has a gradient: zero, or of a present tangent."""
     old = module.graph
     opaque = opaque_values().nodes(old)
     # The gradient of an embedding without indices is empty, and depends on no tangent.

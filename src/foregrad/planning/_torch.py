@@ -96,8 +96,7 @@ def sharding_of(module: Any) -> Sharding | None:
 @contextlib.contextmanager
 def unsharded(module: Any) -> Iterator[None]:
     """Context: a module that `fully_shard` was called on computes as it did before, with whole parameters on `meta`, or
-    fakes of the kind that its shards are, in the dtype that it computes in; a `DistributedDataParallel` only calls its
-    module.
+    fakes of the kind that its shards are, in its dtype of computation; a `DistributedDataParallel` calls its module.
     """
     with contextlib.ExitStack() as after:
         if replicated(module) is not None:

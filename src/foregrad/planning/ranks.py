@@ -178,8 +178,7 @@ class CollectiveCost:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unit:
     """A layer as FSDP has it: its parameters' elements in the dtype that they compute in. `whole`: bytes gathered;
-    `gradients`: bytes of its gradients; `reduced`: the same in the dtype of the reduction; `parts`: bytes of each
-    parameter.
+    `gradients`: bytes of its gradients; `reduced`: the same in the reduction's dtype; `parts`: bytes of each parameter.
     """
 
     path: str

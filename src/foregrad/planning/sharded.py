@@ -107,9 +107,7 @@ class Gathered:
         return [(self.by_path[path], *span) for path, span in spans.items() if path in self.by_path]
 
     def _gradients(self, order: Sequence[int], ends: Mapping[str, int]) -> list[Span]:
-        """Gradients are whole until their layer's backward ends; gradients outside of layers to the end, where they are
-        reduced.
-        """
+        """Gradients are whole until their layer's backward ends; gradients outside of layers to the end."""
         half, index, found = self.halves.backward, self.halves.backward.index, []
         made = {i: k for k, i in enumerate(order)}
         for i in {half.root(node) for node in half.outputs}:

@@ -16,9 +16,7 @@ from ..graph.meta import NodeMeta, TensorSpec
 
 
 def values_in(joint: JointGraph, arguments: Sequence[Any]) -> dict[Any, int] | None:
-    """The values of a graph's symbols for these arguments (all leaves of the call); None if its conditions do not hold
-    for them.
-    """
+    """The values of a graph's symbols for these arguments (all leaves of the call); None if they break a condition."""
     inputs = joint.signature.inputs
     values: dict[Any, int] = {}
     for one in joint.signature.symbols:

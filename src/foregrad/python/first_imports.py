@@ -32,9 +32,7 @@ class FirstImports(Aspect):
         self._thread = threading.get_ident()
 
     def prepare(self) -> None:
-        """Import the modules that earlier runs were about to import. A failing module fails again where it is asked
-        for.
-        """
+        """Import the modules that earlier runs were about to import. A failing module fails again where asked for."""
         for name in [name for name, is_tried in self.modules.items() if not is_tried]:
             self.modules[name] = True
             with contextlib.suppress(Exception):

@@ -283,9 +283,7 @@ class ProgramState:
             self._hold(place.kind, place.target, place.parent, place.step, "")
 
     def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> Seen:
-        """Go on to the objects that code names in namespaces and classes that were reached, and to its imported
-        modules.
-        """
+        """Go on to the objects that code names in namespaces and classes that were reached, and to its imports."""
         seen = look_at(code)
         self._large.meet(code, seen.names)
         if new := seen.names - self._names:

@@ -26,8 +26,7 @@ def state_that_varies(
 ) -> tuple[StatePlace, ...]:
     """The places in Python's state that vary and are no arguments yet: their number, array or container differs from
     the capture's, or the graphs so far change it. Examples are counters, and values that are set from outside between
-    calls: an annealed temperature, the weight of a loss, the state of an environment. `fixed`: places that can't be
-    arguments.
+    calls: an annealed temperature, the weight of a loss, an environment's state. `fixed`: places that are no arguments.
     """
     places: dict[tuple[int, Any], StatePlace] = {}
     for specialization in specializations:

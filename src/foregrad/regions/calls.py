@@ -9,8 +9,7 @@ result is the backward's key to the graph: a tensor over memory that owns the au
 as the saved tensor. The second result is a status: a decision reads it and the next region takes it, so no region is
 dropped and all keep their order.
 
-Known weaknesses: memory held by an inner autograd graph is counted by no budget, and is freed as a whole, not node by
-node.
+Known weaknesses: memory held by an inner autograd graph is counted by no budget, and is freed as a whole.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class Region(PythonCall):
     itself (`leaves`). `differentiable` and `is_leaf` describe the arguments, `written` has the positions of written
     arguments. `decided`: the values that the program branched on before. `layouts`, `requires_grad` and `rest` describe
     the results; `views` has for each result the argument with the same memory and sizes; `reached` has the inputs
-    that its gradient reaches. `materializes`: the inputs of traced custom Functions that take an absent gradient for
-    zeros.
+    that its gradient reaches. `materializes`: the inputs of custom Functions that take an absent gradient for zeros.
     """
 
     function: Callable[..., Any]

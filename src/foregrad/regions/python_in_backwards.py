@@ -186,8 +186,7 @@ def codes_on_the_way(error: BaseException) -> Iterator[types.CodeType]:
 
 class EagerHooks(Aspect):
     """The eager hooks of one run. `learned`: their functions, by a hook's key (see `_key`), None for a hook of a
-    backward inside the function, a part of the function; `made`: the objects behind the graph's
-    operators.
+    backward inside the function, a part of the function; `made`: objects behind operators.
     """
 
     def __init__(

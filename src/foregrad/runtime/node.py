@@ -433,9 +433,7 @@ def _layout(spec: TensorSpec) -> tuple[bool, tuple[Size, ...]]:
 
 
 def _held_by_calls(forward: Callable[..., object], backward: Callable[..., object]) -> Callable[..., Any]:
-    """The forward of a node; it gives each call its backward. The class holds neither, since only the collector frees a
-    class.
-    """
+    """The forward of a node; it gives each call its backward. The class holds neither: the collector alone frees it."""
 
     def forward_of_call(ctx: Any, *inputs: object) -> object:
         ctx.rendered = backward

@@ -162,9 +162,7 @@ _SPECS, _SPEC, _HASH = "torch.distributed.tensor._dtensor_spec", "DTensorSpec", 
 
 
 def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
-    """Hide the propagation from captures, and symbolic sizes from the caches, on threads where `is_capturing()` is
-    true.
-    """
+    """Hide the propagation from captures, and symbolic sizes from the caches, on threads where `is_capturing()`."""
     owner: Any = getattr(sys.modules.get(_MODULE), _CLASS, None)
     original: Any = getattr(owner, _METHOD, None)
     specs: Any = getattr(sys.modules.get(_SPECS), _SPEC, None)

@@ -70,8 +70,7 @@ def steps(
 ) -> Iterator[Step]:
     """Run a graph on `inputs` without changing them; yields each node that has run, inputs and the output node too.
 
-    `exactly`: in step with float64. `keep`: no value is dropped after its last use. `before(node)` is called ahead of
-    each.
+    `exactly`: in step with float64. `keep`: no value is dropped after its last use. `before(node)` precedes each.
     """
     streams: list[dict[fx.Node, Any]] = [{}, {}, {}] if exactly else [{}]
     own: dict[fx.Node, tuple[Any, Any]] = {}  # whole numbers as computed in float64

@@ -61,8 +61,7 @@ class RecordedBackward:
     tensors that the derivative can be differentiated by, `second` the entries of the gradients. `valued` are the inputs
     with their own values at hand, `saved` and `sizes` the other values, `results` the values that are outputs of the
     function. `done` and `second_done` are the effects of both backwards, `backward_error` the second backward's error,
-    and `raised` its errors by output. `made` are gradients that are wrapper subclasses, with the places of their plain
-    tensors.
+    and `raised` its errors by output. `made`: gradients that are wrapper subclasses, with their plain tensors' places.
     """
 
     origin: ResumableTrace

@@ -120,8 +120,7 @@ _TOKENS = {bool, int, float, complex, str, torch.dtype, torch.device, torch.layo
 class Metadata:
     """Runs operators on the fakes of one capture.
 
-    `known(tensor)` gives the facts about a fake that the capture has seen, or None; `kernels` runs an operator in the
-    ordinary way.
+    `known(tensor)` gives the facts about a fake that the capture has seen, or None; `kernels` runs an operator plainly.
     """
 
     def __init__(self, known: Callable[[torch.Tensor], Any], kernels: Callable[[object, Args, Kwargs], object]) -> None:

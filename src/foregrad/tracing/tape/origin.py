@@ -132,9 +132,7 @@ _IS_USER: dict[int, tuple[bool | Mapping[int, Origin], CodeType]] = {}
 
 
 def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, object]]]) -> None:
-    """Note that `code` was made of the user's: by line, the original stack (as in a traceback), and the facts about the
-    line's node.
-    """
+    """Note that `code` was made of the user's: by line, the original stack (as in a traceback) and the node's facts."""
     origins = {
         line: Origin(
             tuple((_SourceLine(file, name), int(number)) for file, number, name in reversed(_FRAME.findall(trace))),

@@ -315,9 +315,7 @@ class SizeSymbols:
     def spec(
         self, spec: TensorSpec, dims: Mapping[int, Limits], name: str, entry: Any, padded: Container[int] = ()
     ) -> TensorSpec:
-        """`spec` with symbols for the sizes at `dims`, and the strides that follow; with a padding too, for the sizes
-        at `padded`.
-        """
+        """`spec` with symbols for the sizes at `dims`, and the strides that follow, with a padding at `padded`."""
         shape = [
             self.table.symbol(size, f"{name}.size({dim})", (entry, dim), dims[dim]) if dim in dims else size
             for dim, size in enumerate(spec.shape)
