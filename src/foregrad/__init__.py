@@ -221,6 +221,7 @@ ANNEXES = {
     "calls under transforms": ["foregrad.transforms.calls:LayeredCalls"],
     "classes of constants": ["foregrad.distributed._torch.distributed:GROUPS"],
     "effects in files": ["foregrad.planning.asked"],
+    "facts for compilers": ["foregrad.joints.known:forward_facts"],
     "graphs compiled in parts": [
         "foregrad.regions.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",

@@ -37,7 +37,6 @@ from ..house import is_house_module
 from ..interrupts import is_interrupt, runs_compiler
 from ..passes.aliasing import results_of, tensors_in, written_inputs
 from ..runtime.compiled import Boxed
-from .known import forward_facts
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -152,7 +151,8 @@ def called_bare(
             if own:
                 result = compiler(graph, example_inputs)
             else:
-                with _context(joint, role) as strides_reported:
+                facts = next((make(joint, role) for make in given("facts for compilers")), None)
+                with compiler_context(joint.fake_mode, _now.graphs, facts) as strides_reported:
                     result = compiler(graph, example_inputs)
                     reported = strides_reported()
         except ForegradError:
@@ -209,10 +209,6 @@ def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
     if role.phase == "backward":
         return {"visible": (), "kept_from": None}
     return {"visible": role.visible_outputs, "kept_from": joint.signature.num_forward_outputs}
-
-
-def _context(joint: JointGraph, role: GraphRole) -> Any:
-    return compiler_context(joint.fake_mode, _now.graphs, forward_facts(joint, role))
 
 
 def _strides(strides: object) -> list[tuple[Size, ...] | None] | None:

@@ -31,7 +31,7 @@ from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.role import LAID_OUT, PREPARED, STAYS, GraphRole
 from ..graph.signature import Signature
-from ..graph.slots import Updated
+from ..graph.slots import Buffer, Param, Updated
 from ..graph.tangents import BackwardCase
 from ..interrupts import held
 from ..locks import make_lock, taken
@@ -47,7 +47,6 @@ from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad,
 from ..tracing.tape.collection import paused_collection
 from .compilers import CompiledGraph, call_compiler, called_bare, is_own
 from .explain import warn_user
-from .known import static_inputs
 from .varying import check_numbers
 
 if TYPE_CHECKING:
@@ -339,6 +338,11 @@ def _takes(function: Callable[..., object], name: str) -> bool:
     except (TypeError, ValueError):
         return False
     return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def static_inputs(signature: Signature) -> list[int]:
+    """The inputs that live on from call to call: parameters and buffers."""
+    return [i for i, info in enumerate(signature.inputs) if isinstance(info.slot, (Param, Buffer))]
 
 
 _EMPTY = fx.GraphModule(torch.nn.Module(), fx.Graph())

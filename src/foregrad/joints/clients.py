@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import fx
 
-from ..dispatch.known import ForwardFacts, InputFacts, OutputFacts, input_facts
 from .calls import forward_call
 from .held import JointWithDescriptors
+from .known import ForwardFacts, InputFacts, OutputFacts, input_facts
 from .layout import Layout, inputs_of, is_tensor
 
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
+from ..dispatch.pipeline import static_inputs
 from ..graph.joint import JointGraph
 from ..graph.role import GraphRole
 from ..graph.signature import Handle, Signature
-from ..graph.slots import Buffer, Param, Updated
+from ..graph.slots import Updated
 
 
 class _AsInPyTorch(enum.Enum):
@@ -149,11 +150,6 @@ class ForwardFacts:
         return self.num_mutated_inp_runtime_indices + self.num_outputs + self.num_intermediate_bases
 
     num_forward = num_forward_returns
-
-
-def static_inputs(signature: Signature) -> list[int]:
-    """The inputs that live on from call to call: parameters and buffers."""
-    return [i for i, info in enumerate(signature.inputs) if isinstance(info.slot, (Param, Buffer))]
 
 
 def forward_facts(joint: JointGraph, role: GraphRole) -> ForwardFacts:
