@@ -34,7 +34,7 @@ def _graphs_uncached(mode: FakeTensorMode | None) -> Iterator[None]:
 @contextlib.contextmanager
 def compiler_context(
     mode: FakeTensorMode | None, labels: Sequence[str], facts: object
-) -> Iterator[Callable[[], list[object] | None]]:
+) -> Iterator[Callable[[], list[Any] | None]]:
     """Context: the environment of compilers written for AOTAutograd; gives a function for their reported strides.
 
     The tracing context is Dynamo's, if there is one, with entries for this graph: its fake mode, its name, and `facts`
