@@ -39,7 +39,7 @@ EXTRAS := cli,solver,torchao,notebook,test,dev,docs
 # and takes from the part of another one when it is done: tests of one file share what they set up.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test test-core quick matrix setup lint format sweep hops fuzz fresh bench clients coverage docs site sizes clean help
+.PHONY: demo test test-all test-core quick matrix setup lint format sweep hops fuzz fresh bench clients coverage docs site sizes clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)  ## train a small GPT, eager and compiled side by side
@@ -48,6 +48,9 @@ demo: $(READY)  ## train a small GPT, eager and compiled side by side
 test: $(READY) lint  ## style, types, layers, then all tests
 	@echo "==> tests"
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-all: $(READY)  ## all tests with every product of their cases whole: see tests/covering.py
+	@FOREGRAD_TESTS=all $(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 quick: $(READY)  ## the tests but for those that take more than some ten seconds each
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)

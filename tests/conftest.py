@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import logging
+import math
 import os
 import pathlib
 import shutil
 import sys
 import tempfile
+import time
 import types
 
 import hypothesis
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 os.environ.setdefault("FOREGRAD_ON_UNSUPPORTED", "raise")  # `tests/__init__.py` is not imported by every run
 os.environ.setdefault("FOREGRAD_CHECK", "1")  # every stage's result is checked against its rules
@@ -50,6 +54,9 @@ def pytest_configure(config):
     # pytest listens to each logger that does not propagate, and where somebody listens to this one PyTorch and we write
     # a record of each stage of each graph. Who looks for listeners does not look at the parents'.
     logging.getLogger("torch.__trace").propagate = True
+    # So it is with each logger of PyTorch: for each phase of each test pytest would put two listeners on all of them.
+    for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]:
+        logging.getLogger(name).propagate = True
     try:
         import foregrad.errors
     except ImportError:
@@ -80,6 +87,44 @@ def pytest_generate_tests(metafunc):
         if native() is not None:
             metafunc.fixturenames.append("call_path")
             metafunc.parametrize("call_path", [True, False], ids=["native", "python"], indirect=True)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Through Python alone run half of the cases of such a test: the C++ part runs all."""
+    from tests.covering import shared  # after the folder is on the path
+
+    by_test = {}
+    for item in items:
+        if getattr(item, "callspec", None) is not None and item.callspec.params.get("call_path") is False:
+            by_test.setdefault((item.path, item.originalname), []).append(item)
+    left_out = {item for cases in by_test.values() for item in {*cases}.difference(shared(cases, 0, 2))}
+    items[:] = [item for item in items if item not in left_out]
+
+
+# pytest's own timer is a thread for each test, and waits for its end: milliseconds on a busy machine.
+STANDS_STILL_S, LOOKED_AT_EVERY_S = 600, 60
+_armed = -math.inf
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    """A test that stands still for ten minutes, with the GIL or without, ends its worker, shows where it stood, and fails."""
+    global _armed
+    if time.monotonic() - _armed > LOOKED_AT_EVERY_S:
+        _armed = time.monotonic()
+        stderr = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(STANDS_STILL_S + LOOKED_AT_EVERY_S, file=stderr, exit=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact():
+    """pytest has stopped the timer."""
+    global _armed
+    _armed = -math.inf
+
+
+def pytest_unconfigure():
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

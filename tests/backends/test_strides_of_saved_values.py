@@ -11,6 +11,7 @@ from torch import nn
 import foregrad
 from foregrad.errors import BackendError
 from foregrad.graph.role import role_of
+from tests.covering import each
 
 
 def channels_last(value):
@@ -135,10 +136,11 @@ def step(model, call, x):
     return [out.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
 
 
-@pytest.mark.parametrize("says", ["nothing", "strides", "lies"])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=named)
-@pytest.mark.parametrize("program", [image, strided_image, matrices], ids=named)
-@pytest.mark.parametrize("door", DOORS, ids=named)
+@pytest.mark.parametrize(
+    ("door", "layout", "program", "says"),
+    each(DOORS, LAYOUTS, [image, strided_image, matrices], ["nothing", "strides", "lies"], times=4),
+    ids=named,
+)
 def test_a_backward_gets_the_strides_that_it_was_compiled_for(door, program, layout, says):
     """In the first call and in later ones."""
     torch.manual_seed(0)

@@ -15,6 +15,7 @@ from foregrad.graph.meta import TensorSpec
 from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.policies import to_offload
 from tests.budget.test_budget import MODELS, built, plans_of, stepper
+from tests.covering import shared
 from tests.parity.peak import peak_of
 
 ALL = foregrad.Policy(lambda candidate: "offload")
@@ -51,8 +52,9 @@ def test_the_operators_are_well_made():
         torch.library.opcheck(RELOAD, (x, torch.device("cpu")), test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.parametrize("door", ["foregrad", "torch"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "door"), [*((name, "foregrad") for name in MODELS), *((name, "torch") for name in shared(MODELS, 0, 3))]
+)
 def test_results_with_everything_offloaded_are_the_same(name, door):
     torch._dynamo.reset()
     module, x = built(name)
@@ -130,7 +132,7 @@ def test_a_selective_policy_of_pytorchs_may_ask_for_it():
     assert to_offload(index) == {product}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", shared(MODELS, 1, 2))
 def test_a_budget_may_choose_it(name):
     module, x = built(name)
     plans = plans_of(name)

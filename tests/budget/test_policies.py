@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import foregrad
 from foregrad import checkpoint_name
 from foregrad.errors import PartitionError
+from tests.covering import each
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +99,7 @@ def saved_names(f, partition, *args, **options):
 TOLD_THROUGH_DYNAMO = ("names", "offloaded", "own")
 RUN = [
     *(("foregrad", program, policy) for program in PROGRAMS for policy in POLICIES),
-    *(("torch", program, policy) for program in PROGRAMS for policy in TOLD_THROUGH_DYNAMO),
+    *(("torch", *row) for row in each(PROGRAMS, TOLD_THROUGH_DYNAMO)),
     *(("torch", with_region, policy) for policy in POLICIES if policy not in TOLD_THROUGH_DYNAMO),
 ]
 

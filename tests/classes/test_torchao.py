@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import foregrad
+from tests.covering import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -132,8 +133,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("make", [fake_quantised, int8_products, bitnet, float8, qlora])
+@pytest.mark.parametrize(("make", "run"), each([fake_quantised, int8_products, bitnet, float8, qlora], RUNS))
 def test_training(torchao, make, run):
     torch._dynamo.reset()
     results = [trained(lambda: make(torchao), run) for run in (lambda model: model, RUNS[run])]

@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd as their_aot_autograd
 from torch._guards import TracingContext
 
 import foregrad
+from tests.covering import each
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -699,8 +700,7 @@ def products(x):
     return x.sum()
 
 
-@pytest.mark.parametrize("door", ["aot_function", "torch.compile"])
-@pytest.mark.parametrize("function", [attentions, products])
+@pytest.mark.parametrize(("function", "door"), each([attentions, products], ["aot_function", "torch.compile"]))
 def test_pytorchs_budget_of_activations_holds_at_the_min_cut_partition(function, door):
     """It is a part of the bytes that the partition saves otherwise: all at 1, none but inputs at 0."""
     from torch._functorch import config as their_config

@@ -13,6 +13,7 @@ from torch._functorch.aot_autograd import aot_export_module as their_export
 from torch.utils import _pytree as pytree
 
 import foregrad
+from tests.covering import each
 
 
 @dataclasses.dataclass
@@ -459,8 +460,7 @@ def alike(a, b):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "mode"), dict.fromkeys([*each(PROGRAMS, MODES, times=2), *REFUSED]))
 def test_an_exported_program_is_pytorchs_or_eagers(name, mode):
     if (name, mode) in REFUSED:
         with pytest.raises(foregrad.errors.UnsupportedError, match=REFUSED[name, mode]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -29,6 +30,9 @@ def exported(door, name, grad=True):
     args, kwargs = arguments_of(name)
     with contextlib.ExitStack() as stack, torch.set_grad_enabled(grad):
         return door.aot_export_joint_with_descriptors(stack, module, args, kwargs)
+
+
+exported_once = functools.cache(exported)  # for tests that only read the graph
 
 
 def ends(jd):
@@ -65,9 +69,9 @@ def test_specs_are_equal(name):
 @pytest.mark.parametrize("name", SAME)
 @pytest.mark.parametrize("function", foregrad.descriptors.__all__)
 def test_functions_over_descriptors_find_the_same(name, function):
-    graph = exported(theirs, name).graph_module.graph
+    graph = exported_once(theirs, name).graph_module.graph
     assert getattr(foregrad.descriptors, function)(graph) == getattr(their_utils, function)(graph)
-    found = getattr(foregrad.descriptors, function)(exported(foregrad, name).graph_module.graph)
+    found = getattr(foregrad.descriptors, function)(exported_once(foregrad, name).graph_module.graph)
     expected = getattr(their_utils, function)(graph)
     assert [*found] == [*expected] if isinstance(found, dict) else len(found) == len(expected)
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from benchmarks.partition import MODELS, PARTITIONERS, capture, joint_graph, saved_bytes, saved_values
 from foregrad.partitioners import default_partition, min_cut_rematerialization_partition
 from foregrad.partitioners.classify import Kind, classify
+from tests.covering import each
 from tests.unit.test_partition_support import assert_valid, once, ops, saved_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -127,9 +128,7 @@ def run(function, arguments):
     return [*outputs, *gradients, *(a.detach() for a in arguments), state]
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("partition", OURS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("program", "partition", "dynamic"), each(PROGRAMS, OURS, [False, True], times=2))
 def test_under_pytorchs_aot_function_results_are_eagers(program, partition, dynamic):
     arguments = PROGRAMS[program]()
     wanted = run(program, arguments)

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import foregrad
 from foregrad.errors import UnsupportedMutationError, UnsupportedOpError
+from tests.covering import each
 from tests.dynamo.installed import make_known
 
 aten = torch.ops.aten
@@ -81,8 +82,7 @@ def test_what_is_saved_is_what_the_policy_says(case, policy):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "policy"), each(CASES, POLICIES))
 def test_under_torch_compile_too(case, policy):
     choice, expected = CASES[case]
     found = []

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import foregrad
+from tests.covering import each
 
 ONE_GRAPH = {
     "returned": lambda x, n: (x.sum(), n, n * 2 + 1, -n),
@@ -86,8 +87,9 @@ def test_one_more_graph_serves_all(use):
     assert check(ONE_GRAPH[use], VALUES["growing"]) == 2
 
 
-@pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("use", [*A_GRAPH_FOR_EACH, *BRANCHES, "returned", "a slice", "a size"])
+@pytest.mark.parametrize(
+    ("use", "values"), each([*A_GRAPH_FOR_EACH, *BRANCHES, "returned", "a slice", "a size"], VALUES)
+)
 def test_whatever_is_done_with_it(use, values):
     check((ONE_GRAPH | A_GRAPH_FOR_EACH | BRANCHES)[use], VALUES[values])
 

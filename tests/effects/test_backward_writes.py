@@ -6,6 +6,7 @@ import torch
 import foregrad
 import foregrad.extend
 from foregrad.errors import UnsupportedMutationError
+from tests.covering import each
 from tests.effects.writing import PROGRAMS
 
 REFUSED = {"ctx_output", "shared_args"}  # writes to what the caller has by then; to memory that two arguments share
@@ -104,8 +105,9 @@ def check(make, way, compiled):
     assert torch.equal(state, drawn)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED | NOT_ALL])
+@pytest.mark.parametrize(
+    ("name", "way"), each([name for name in PROGRAMS if name not in REFUSED | NOT_ALL], WAYS, times=4)
+)
 def test_as_in_eager(name, way):
     check(PROGRAMS[name], way, directly)
 
@@ -117,8 +119,10 @@ HOOKS_BETWEEN_GRAPHS = {"two_hooks_order", "two_inputs"} if torch.__version__ >=
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("way", ["twice", "first input"])  # the first of two backwards is the plain one
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED | NOT_ALL | HOOKS_BETWEEN_GRAPHS])
+@pytest.mark.parametrize(
+    ("name", "way"),  # the first of two backwards is the plain one
+    each([name for name in PROGRAMS if name not in REFUSED | NOT_ALL | HOOKS_BETWEEN_GRAPHS], ["twice", "first input"]),
+)
 def test_under_torch_compile(name, way):
     check(PROGRAMS[name], way, lambda f: torch.compile(f, backend="foregrad", options={"backend": "eager"}))
 

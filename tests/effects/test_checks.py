@@ -6,6 +6,7 @@ from torch._higher_order_ops import effects
 from torch.utils._pytree import tree_leaves
 
 import foregrad
+from tests.covering import each
 from tests.effects.failing import PROGRAMS
 
 CHOLESKY = "linalg.cholesky: The factorization could not be completed"
@@ -46,8 +47,7 @@ def same(one, two):
     )
 
 
-@pytest.mark.parametrize("bad_first", [False, True], ids=["good", "bad"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "bad_first"), each(PROGRAMS, [False, True]))
 def test_raises_as_eager_does(name, bad_first):
     function, *values = PROGRAMS[name]
     compiled = directly(function)

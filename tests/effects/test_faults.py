@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import foregrad
 from foregrad.errors import ForegradWarning
+from tests.covering import each
 
 OPERATORS = {
     "index": lambda x, i: x[i].sum(),
@@ -65,9 +66,10 @@ def outcomes(call, world, *, grad):
     return found
 
 
-@pytest.mark.parametrize("around", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize(
+    ("name", "grad", "around"),
+    each(OPERATORS, [False, True], [contextlib.nullcontext, torch.no_grad, torch.inference_mode], times=3),
+)
 def test_counters_lists_prints_writes_and_numbers_are_as_eager_leaves_them(name, grad, around):
     one, two = World(), World()
     with around():

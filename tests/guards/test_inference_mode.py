@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import foregrad
+from tests.covering import each
 
 
 def plain():
@@ -53,8 +54,7 @@ def seen(function, make):
     ]
 
 
-@pytest.mark.parametrize("make", [plain, leaf, with_history, made_inside])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "make"), each(PROGRAMS, [plain, leaf, with_history, made_inside], times=2))
 def test_a_view_of_an_argument_is_what_it_is_in_eager(name, make):
     program = PROGRAMS[name]
     compiled = foregrad.compile(program, backend="eager")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import foregrad
+from tests.covering import each
 
 LETTER = "e"
 OPTIONS = ["scale", "rate"]
@@ -73,9 +74,9 @@ CASES = [(owner, "own") for owner in OWNERS]
 CASES += [(owner, "class") for owner in ("object", "object of a thread, of a class", "module")]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("owner", "where"), CASES)
-def test_an_attribute_that_appears_is_seen(owner, way, where):
+@pytest.mark.parametrize(("case", "way"), each(CASES, WAYS, times=3))
+def test_an_attribute_that_appears_is_seen(case, way):
+    owner, where = case
     value = OWNERS[owner]()
     if where == "class":
         value = type("Derived", (type(value),), {})()

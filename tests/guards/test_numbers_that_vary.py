@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import foregrad
+from tests.covering import each
 
 
 class Negated(torch.autograd.Function):
@@ -135,16 +136,14 @@ def check(make, use, values):
 PLACES = [module, plain_object, slots, nested_dict, cell, global_name, of_an_optimizer]
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize(("make", "use"), each(PLACES, USES, times=2))
 def test_one_more_graph_serves_all_values(make, use):
     graphs = check(make, USES[use], VALUES["annealed"])
     assert len(graphs) == (3 if use == "compared" else 2)
     assert "as input" in str(graphs)
 
 
-@pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("use", [*USES, *IN_WORDS])
+@pytest.mark.parametrize(("use", "values"), each([*USES, *IN_WORDS], VALUES, times=2))
 @pytest.mark.parametrize("make", [module])
 def test_whatever_the_numbers_are(make, use, values):
     check(make, (USES | IN_WORDS)[use], VALUES[values])

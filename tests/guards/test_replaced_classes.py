@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import foregrad
+from tests.covering import each
 
 
 class Part(nn.Module):
@@ -128,9 +129,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("how", COMPILED)
-@pytest.mark.parametrize("where", TARGETS)
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(("name", "where", "how"), each(CHANGES, TARGETS, COMPILED, times=3))
 def test_a_module(name, where, how):
     make, target = TARGETS[where]
     expected = outcomes(make, target, CHANGES[name], lambda module: module)

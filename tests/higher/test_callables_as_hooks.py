@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from foregrad.errors import ForegradWarning
+from tests.covering import each
 
 # Where a hook on a node or a module looks at an object, calls run eagerly, by name.
 pytestmark = pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
@@ -248,22 +249,22 @@ def by_aot_function(function):
     return foregrad.aot_function(function, foregrad.nop)
 
 
-@callables
-@pytest.mark.parametrize("program", INSIDE)
+@pytest.mark.parametrize(("callable_", "program"), each(CALLABLES, INSIDE, times=4))
 def test_a_callable_that_a_function_hands_over_is_called_as_in_eager(program, callable_):
     hook, other = CALLABLES[callable_](), CALLABLES[callable_]()
     same(twice(by_compile(lambda x: program(x, hook))), twice(lambda x: program(x, other)))
 
 
-@pytest.mark.parametrize("callable_", PARTIALS)
-@pytest.mark.parametrize("program", [on_tensor, on_result])
+@pytest.mark.parametrize(("callable_", "program"), each(PARTIALS, [on_tensor, on_result]))
 def test_aot_function_calls_partial_applications_as_in_eager(program, callable_):
     hook, other = CALLABLES[callable_](), CALLABLES[callable_]()
     same(twice(by_aot_function(lambda x: program(x, hook))), twice(lambda x: program(x, other)))
 
 
-@pytest.mark.parametrize("callable_", ["keyword", "positional", "nested", "partial of a method", "object"])
-@pytest.mark.parametrize("program", [on_tensor, on_result, after_node])
+@pytest.mark.parametrize(
+    ("callable_", "program"),
+    each(["keyword", "positional", "nested", "partial of a method", "object"], [on_tensor, on_result, after_node]),
+)
 def test_behind_dynamo_partial_applications_are_called_as_in_eager(program, callable_):
     hook, other = CALLABLES[callable_](), CALLABLES[callable_]()
     same(twice(by_dynamo(lambda x: program(x, hook))), twice(lambda x: program(x, other)))
@@ -400,15 +401,14 @@ OUTSIDE = [on_results_outside, on_a_result_that_gets_no_gradient, on_leaves_outs
 OUTSIDE += [on_several_outside, on_saved_outside, on_modules_outside, on_what_a_step_accumulates, compiled_itself]
 
 
-@callables
-@pytest.mark.parametrize("program", OUTSIDE)
+@pytest.mark.parametrize(("callable_", "program"), each(CALLABLES, OUTSIDE, times=3))
 def test_a_callable_around_a_compiled_function_is_called_as_in_eager(program, callable_):
     same(program(by_compile, CALLABLES[callable_]()), program(lambda f: f, CALLABLES[callable_]()))
 
 
-@pytest.mark.parametrize("callable_", PARTIALS)
-@pytest.mark.parametrize("make", [by_aot_function, by_dynamo])
-@pytest.mark.parametrize("program", OUTSIDE[:4])
+@pytest.mark.parametrize(
+    ("callable_", "program", "make"), each(PARTIALS, OUTSIDE[:4], [by_aot_function, by_dynamo], times=3)
+)
 def test_a_partial_application_is_called_as_in_eager_by_the_other_doors(program, make, callable_):
     same(program(make, CALLABLES[callable_]()), program(lambda f: f, CALLABLES[callable_]()))
 
@@ -514,8 +514,10 @@ CHANGING = {
 }
 
 
-@pytest.mark.parametrize("callable_", CHANGING)
-@pytest.mark.parametrize("program", [on_tensor, on_result, on_argument, before_node, after_node, on_module])
+@pytest.mark.parametrize(
+    ("callable_", "program"),
+    each(CHANGING, [on_tensor, on_result, on_argument, before_node, after_node, on_module], times=3),
+)
 def test_a_hook_looks_at_what_is_there_when_it_runs(program, callable_):
     def run(make):
         hook, change = CHANGING[callable_]()

@@ -8,6 +8,7 @@ import torch
 import foregrad
 from foregrad._torch.native import native as native_part
 from foregrad.errors import UnsupportedError
+from tests.covering import each
 from tests.higher.fuzz import Maker, judge
 
 D = torch.float64
@@ -30,10 +31,9 @@ HOOKS = {
 }
 
 
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("partition", ["default", "min_cut"])
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize(
+    ("hook", "name", "partition", "native"), each(HOOKS, SAVED, ["default", "min_cut"], [True, False], times=3)
+)
 def test_a_hook_on_an_output_that_is_saved_sees_all_of_each_backward(name, hook, partition, native):
     sides = []
     with foregrad.config.override(native=native):

@@ -9,6 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import foregrad
+from tests.covering import shared
 
 SIDE = 3
 
@@ -115,8 +116,9 @@ def sequences(count):
     yield from (((which, None, True), step, step) for (which, _, _), step in itertools.product(steps, steps[::3]))
 
 
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "native"), [*((name, True) for name in PROGRAMS), *((name, False) for name in shared(PROGRAMS, 0, 2))]
+)
 def test_backwards_one_after_the_other(name, native):
     function = PROGRAMS[name]
     count = len(outputs) if isinstance(outputs := function(*torch.ones(2, 3, 3).requires_grad_()), tuple) else 1

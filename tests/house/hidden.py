@@ -6,15 +6,14 @@ import importlib.abc
 import sys
 from typing import Any
 
-from tests.house.measure import module_of, sources
-from tests.house.subjects import subject_of
+from tests.house.subjects import PACKAGE, module_of, subject_of
 
 
 class Hidden(importlib.abc.MetaPathFinder):
     """The modules of these annexes are not found."""
 
     def __init__(self, *annexes: str) -> None:
-        self.modules = {module_of(path) for path in sources() if subject_of(path) in annexes}
+        self.modules = {module_of(path) for path in PACKAGE.rglob("*.py") if subject_of(path) in annexes}
 
     def find_spec(self, name: str, *_: Any) -> None:
         if name in self.modules:

@@ -25,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.house.subjects import ALLOWED, ANNEXES, DOORS, NAMED_BY, PACKAGE, room_of, subject_of
+from tests.house.subjects import ALLOWED, ANNEXES, DOORS, NAMED_BY, PACKAGE, module_of, room_of, subject_of
 
 HERE = Path(__file__).parent
 RECORDED, ALLOWED_ARROWS = HERE / "figures.json", HERE / "arrows.txt"
@@ -52,11 +52,6 @@ def sources() -> dict[Path, ast.Module]:
 def nodes_of(tree: ast.AST) -> list[ast.AST]:
     """All nodes of a tree: to walk it takes as long as to parse it."""
     return list(ast.walk(tree))
-
-
-def module_of(path: Path) -> str:
-    parts = ("foregrad", *path.relative_to(PACKAGE).with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports(path: Path, tree: ast.Module, modules: dict[str, Path]) -> Iterator[Path]:

@@ -68,6 +68,11 @@ def subject_of(path: Path) -> str:
     return next((a for a, patterns in ANNEXES.items() if any(fnmatchcase(name, p) for p in patterns)), "core")
 
 
+def module_of(path: Path) -> str:
+    parts = ("foregrad", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 def room_of(path: Path) -> str:
     """The folder directly below `src/foregrad` that holds a file, or "doors" for a file without a folder."""
     parts = path.relative_to(PACKAGE).parts

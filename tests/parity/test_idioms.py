@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import foregrad
+from tests.covering import ALL, shared
 from tests.parity.idioms import PROGRAMS
 from tests.parity.oracle import check
 
@@ -21,6 +22,8 @@ NOT_THROUGH_DYNAMO = {
     "an_exception_caught": "Dynamo does not let the function catch an operator's error",
     "two_hooks_and_one_removed": "Dynamo fails on the removal",
 }
+OF_DYNAMO = [name for name in shared(PROGRAMS, 1, 2) if name not in NOT_THROUGH_DYNAMO]
+OF_AOT = [name for name in PROGRAMS if name not in OF_DYNAMO or ALL]
 
 
 def graph_module(gm, _):
@@ -48,7 +51,7 @@ def test_compile(name):
     run(name)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", OF_AOT)
 def test_aot_function(name):
     run(name, compile=through_aot)
 
@@ -56,6 +59,6 @@ def test_aot_function(name):
 # Dynamo looks at `.grad` of tensors that are no leaves, and makes objects of the class of Functions.
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - set(NOT_THROUGH_DYNAMO)))
+@pytest.mark.parametrize("name", OF_DYNAMO)
 def test_torch_compile(name):
     run(name, compile=through_dynamo)

@@ -9,6 +9,7 @@ import torch
 
 import foregrad
 import foregrad.extend
+from tests.covering import each
 
 STATE = {"backwards": 0, "scale": 2.0}
 
@@ -60,10 +61,14 @@ def takes_a_gradient_outside_too(function, x):
     return STATE["backwards"], function.apply(x).sum()
 
 
-@pytest.mark.parametrize("door", [foregrad.compile, functools.partial(torch.compile, backend="foregrad")])
-@pytest.mark.parametrize("function", [Counting, CountingWithNumPy, CountingByValue])
 @pytest.mark.parametrize(
-    "step", [reads_the_count, reads_it_before_and_after, sets_the_scale, takes_a_gradient_outside_too]
+    ("step", "function", "door"),
+    each(
+        [reads_the_count, reads_it_before_and_after, sets_the_scale, takes_a_gradient_outside_too],
+        [Counting, CountingWithNumPy, CountingByValue],
+        [foregrad.compile, functools.partial(torch.compile, backend="foregrad")],
+        times=2,
+    ),
 )
 @pytest.mark.filterwarnings("ignore")
 def test_state_that_a_backward_inside_writes_is_read_behind_it(step, function, door):

@@ -11,6 +11,7 @@ import torch
 
 import foregrad
 from foregrad.extend import view
+from tests.covering import each
 
 CALLS = 60
 
@@ -156,8 +157,7 @@ KINDS = {
 
 
 @pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
-@pytest.mark.parametrize("before", KINDS)
-@pytest.mark.parametrize("after", KINDS)
+@pytest.mark.parametrize(("before", "after"), each(KINDS, KINDS, times=2))
 def test_a_container_of_a_different_kind_in_the_place(before, after):
     def results(*, is_compiled):
         state = types.SimpleNamespace(kept=KINDS[before]())

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import foregrad
+from tests.covering import each
 
 
 def divides(state, x, k):
@@ -88,10 +89,11 @@ def results(function, numbers, *, is_compiled):
     return found, state.n
 
 
+NUMBERS = {"up": range(12), "down": range(11, -1, -1), "again": [5, 6, 7, 8, 5, 9, 5]}
+
+
 @pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("kind", [int, float])
-@pytest.mark.parametrize("numbers", [range(12), range(11, -1, -1), [5, 6, 7, 8, 5, 9, 5]], ids=["up", "down", "again"])
-def test_errors_and_handlers_are_eagers(function, kind, numbers):
-    numbers = [*map(kind, numbers)]
+@pytest.mark.parametrize(("function", "kind", "way"), each(FUNCTIONS, [int, float], NUMBERS, times=2))
+def test_errors_and_handlers_are_eagers(function, kind, way):
+    numbers = [*map(kind, NUMBERS[way])]
     assert results(function, numbers, is_compiled=True) == results(function, numbers, is_compiled=False)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import foregrad
+from tests.covering import shared
 from tests.python import user_programs as programs
 
 ALL = {**programs.CONTAINERS, **programs.OBJECTS, **programs.DRAWN, **programs.BACKWARDS}
@@ -24,7 +25,7 @@ def test_as_in_eager(name):
     assert bool(eager) is (name in programs.EAGER | FILLING)
 
 
-@pytest.mark.parametrize("name", list(ALL)[::6])
+@pytest.mark.parametrize("name", shared(ALL, 0, 12))
 def test_through_torch_compile(name):
     """As in eager, or as with Dynamo alone, which has random numbers of its own for NumPy's."""
     said, *_ = programs.check(ALL[name], name, programs.through_dynamo)

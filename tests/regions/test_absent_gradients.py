@@ -7,6 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import foregrad
+from tests.covering import each
 
 log = []
 counter = torch.zeros(())
@@ -118,8 +119,7 @@ def _of_one(loss, x, p):
     return torch.autograd.grad(loss, [p], allow_unused=True, retain_graph=True)
 
 
-@pytest.mark.parametrize("ask", [_backward, _grad, _materialized, _of_one])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "ask"), each(PROGRAMS, [_backward, _grad, _materialized, _of_one], times=2))
 def test_an_absent_gradient_stays_absent(name, ask):
     function = PROGRAMS[name]
     compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
@@ -273,8 +273,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("effect", EFFECTS)
+@pytest.mark.parametrize(("effect", "way"), each(EFFECTS, WAYS, times=4))
 def test_an_effect_of_a_backward_happens_as_often_as_in_eager(effect, way, capsys):
     def observed(function):
         found = []

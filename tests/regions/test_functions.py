@@ -10,6 +10,7 @@ import torch
 import foregrad
 from foregrad.dispatch.explain import OneWarning
 from foregrad.errors import UnsupportedSideEffectError
+from tests.covering import shared
 from tests.dynamo.installed import make_known
 from tests.regions import programs_identity, programs_marked, programs_once, programs_saved, programs_solvers
 from tests.regions.outcome import difference, outcome
@@ -62,7 +63,7 @@ def test_first_and_second_derivatives_directly(name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_IN_THE_GRAPH | ANSWERS])
+@pytest.mark.parametrize("name", shared((name for name in PROGRAMS if name not in NOT_IN_THE_GRAPH | ANSWERS), 0, 2))
 def test_first_and_second_derivatives_through_torch_compile(name):
     make, orders = PROGRAMS[name], (1, 1) if name in REFUSED | FIRST_ONLY else BOTH
     compiled = or_eager if name in LOSES_MARK else through_torch_compile

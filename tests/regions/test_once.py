@@ -6,6 +6,7 @@ from torch.autograd import Function, grad
 from torch.autograd.function import once_differentiable
 
 import foregrad
+from tests.covering import shared
 from tests.dynamo.installed import make_known
 from tests.regions.programs_once import Once, OnceIdentity, OnceLinear, OnceTwo
 
@@ -159,8 +160,14 @@ def same(a, b):
 
 @pytest.mark.filterwarnings("ignore")
 # What runs is one node through either door: without the C++ part, through one.
-@pytest.mark.parametrize(("door", "native"), [("directly", True), ("directly", False), ("torch.compile", True)])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "door", "native"),
+    [
+        *((name, "directly", True) for name in PROGRAMS),
+        *((name, "directly", False) for name in shared(PROGRAMS, 0, 2)),
+        *((name, "torch.compile", True) for name in shared(PROGRAMS, 1, 2)),
+    ],
+)
 def test_second_derivatives_raise_where_eagers_do(name, door, native):
     make_known()
     torch._dynamo.reset()
