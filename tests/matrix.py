@@ -24,6 +24,28 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 TRIED = ("3.14",)  # counts as missing where PyTorch does not install
 TORCHES = ("2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0")
+# With one PyTorch, tests can differ between two Pythons where foregrad asks CPython rather than PyTorch. `--of-python` runs
+# the files about one of these questions; `make matrix` runs all tests.
+OF_PYTHON = {
+    "its C API, and objects' layout": "native",
+    "tables of attributes and items, cells, classes, and their versions": """guards/test_arguments_added_to.py
+        guards/test_attribute_tables.py guards/test_changes.py guards/test_keys.py guards/test_looks_that_make_objects.py
+        guards/test_methods_put_later.py guards/test_names_made_up.py guards/test_places_of_tensors.py
+        guards/test_reads_by_other_ways.py guards/test_replaced_classes.py guards/test_special_places.py
+        python/test_objects.py python/test_state_read.py""",
+    "frames and bytecode": """guards/test_code_that_ran.py python/test_code_around_the_call.py python/test_numbers_that_raise.py
+        python/test_sums.py unit/test_code_names.py unit/test_origin.py unit/test_texts.py""",
+    "functions in C": """python/test_cached_functions.py python/test_identity_functions.py
+        python/test_names_that_captures_bind.py python/test_program_output.py world/test_closed_world.py""",
+    "generators and iterators": "guards/test_generators.py python/test_iterators.py",
+    "lifetimes, the collector, threads and signals": """guards/test_calls_that_raise.py guards/test_handlers_of_signals.py
+        guards/test_identity.py guards/test_interrupts.py guards/test_life.py guards/test_threads.py
+        python/test_other_threads.py unit/test_backends_lifetimes.py unit/test_capture_lets_go.py unit/test_collection.py
+        unit/test_identity.py unit/test_left_behind.py unit/test_patches.py""",
+    "code that foregrad writes": """golden guards/test_hostile_names.py unit/test_backends_boxed.py unit/test_backends_eager.py
+        unit/test_backends_parts.py unit/test_backends_source.py unit/test_spelling.py""",
+    "packages": "unit/test_import.py unit/test_packaging.py",
+}
 ASK = "import sys, venv, ensurepip; print('%d.%d.%d' % sys.version_info[:3], getattr(sys, '_is_gil_enabled', bool)() or sys.version_info < (3, 13))"
 NUMBERS = re.compile(r"\d+")
 
@@ -42,8 +64,11 @@ def main() -> int:
     )
     parser.add_argument("--setup-only", action="store_true", help="make the environments, and run nothing")
     parser.add_argument("--setup-limit", type=float, metavar="SECONDS", help="give up making an environment after this")
+    parser.add_argument("--of-python", action="store_true", help="run the tests that can differ between Pythons")
     settings, rest = parser.parse_known_args()
     pytest_arguments = [argument for argument in rest if argument != "--"]
+    if settings.of_python:
+        pytest_arguments += [f"tests/{path}" for paths in OF_PYTHON.values() for path in paths.split()]
     given = dict(item.split("=", 1) for item in settings.environment)
     pythons = find_pythons(settings.only or [*SUPPORTED, *TRIED], given)
     if settings.second_to:

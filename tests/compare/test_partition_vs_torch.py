@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from benchmarks.partition import MODELS, PARTITIONERS, capture, joint_graph, saved_bytes, saved_values
 from foregrad.partitioners import default_partition, min_cut_rematerialization_partition
 from foregrad.partitioners.classify import Kind, classify
-from tests.covering import each
+from tests.covering import ALL, each
 from tests.unit.test_partition_support import assert_valid, once, ops, saved_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -210,7 +210,7 @@ def random_program(rng, length):
     return program
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(12 if ALL else 6))
 def test_random_programs(seed):
     """The halves do what the joint graph does, save no more than PyTorch's min-cut, and honour random tags."""
     rng = random.Random(seed)

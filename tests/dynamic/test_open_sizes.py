@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import foregrad
+from tests.covering import each
 from tests.parity.oracle import check
 
 COUNTS = [2, 3, 4, 5, 9, 3, 2]
@@ -160,9 +161,12 @@ def test_a_loop_over_such_a_size_is_a_graph_for_each():
     assert len(f.foregrad.specializations) == 3
 
 
-@pytest.mark.parametrize("options", [{}, {"partition": "min_cut"}], ids=["default", "min cut"])
 @pytest.mark.parametrize(
-    "name", ["mask", "assigned through a mask", "nonzero", "two masks that agree", "masked select"]
+    ("name", "options"),
+    each(
+        ["mask", "assigned through a mask", "nonzero", "two masks that agree", "masked select"],
+        [{}, {"partition": "min_cut"}],
+    ),
 )
 def test_derivatives_of_any_order(name, options):
     fn, make = PROGRAMS[name]

@@ -348,8 +348,9 @@ def swapped(x):
     x.mul_(y)
 
 
-@pytest.mark.parametrize("behind_dynamo", [False, True])
-@pytest.mark.parametrize("function", [copied, copied_back, swapped])
+@pytest.mark.parametrize(
+    ("function", "behind_dynamo"), [(copied, False), (copied_back, False), (swapped, False), (swapped, True)]
+)
 def test_a_condition_on_sizes_that_has_an_or_is_one_condition(function, behind_dynamo):
     """`copy_` broadcasts: its sizes are equal, or one is 1. Joined to other conditions that undid those before it."""
     torch._dynamo.reset()

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import foregrad
 from foregrad.backends.eager import eager_compiler
 from foregrad.errors import ForegradWarning, UnsupportedError
+from tests.covering import each
 
 W = torch.randn(50, 50, requires_grad=True)
 
@@ -180,8 +181,10 @@ def detaches(x, y):
     return x.detach().zero_().sum() + y
 
 
-@pytest.mark.parametrize("function", [writes_first, writes_second, resizes, detaches])
-@pytest.mark.parametrize("make", [of_features, shifted, a_view_of_itself])
+@pytest.mark.parametrize(
+    ("function", "make"),
+    each([writes_first, writes_second, resizes, detaches], [of_features, shifted, a_view_of_itself], times=2),
+)
 def test_writes_to_one_of_them_are_seen_in_the_others(function, make):
     compared(foregrad.compile(function, backend="eager"), function, make, range(10, 15))
 
