@@ -21,7 +21,7 @@ import threading
 import time
 from typing import Any
 
-__all__ = ["Forked", "run", "start"]
+__all__ = ["Forked", "run", "run_text", "start"]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _IMPORTED = (
@@ -35,7 +35,9 @@ _IMPORTED = (
     "foregrad.tracing.capture",
     "torch._dynamo.convert_frame",  # by every capture
 )
-_servers: dict[int, subprocess.Popen[str]] = {}  # by the process that started them
+# For programs that import foregrad themselves: with parts of it hidden, or with other settings.
+_BARE = tuple(name for name in _IMPORTED if name.partition(".")[0] != "foregrad")
+_servers: dict[tuple[int, bool], subprocess.Popen[str]] = {}  # by the process that started them, and whether bare
 _asking = threading.RLock()
 
 
@@ -63,14 +65,17 @@ class Forked:
             self.wait(60)
 
 
-def run(program: str, *arguments: str, seconds: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    program: str, *arguments: str, seconds: float = 300, bare: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a module, or a file that ends in `.py`, to its end, with these variables besides this process's own.
 
-    Raises `TimeoutExpired` after that many seconds.
+    Raises `TimeoutExpired` after that many seconds. Bare, the process has imported PyTorch alone, and shows warnings.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = (pathlib.Path(folder, name) for name in ("out", "err"))
-        process = start(program, [*arguments], str(out), errors=str(err), environment={**os.environ, **environment})
+        variables = {**os.environ, **environment}
+        process = start(program, [*arguments], str(out), errors=str(err), environment=variables, bare=bare)
         try:
             code = process.wait(seconds)
         finally:
@@ -78,20 +83,35 @@ def run(program: str, *arguments: str, seconds: float = 300, **environment: str)
         return subprocess.CompletedProcess([program, *arguments], code, out.read_text(), err.read_text())
 
 
+def run_text(text: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program's text, as `run` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "program.py")
+        path.write_text(text)
+        return run(str(path), **options)
+
+
 def start(
-    program: str, arguments: list[str], output: str, *, errors: str = "", environment: dict[str, str] | None = None
+    program: str,
+    arguments: list[str],
+    output: str,
+    *,
+    errors: str = "",
+    environment: dict[str, str] | None = None,
+    bare: bool = False,
 ) -> Forked:
     """Run `python -W ignore -m program arguments`, all output of which goes to the file `output`.
 
     `errors` is a file for what it writes to stderr, `environment` all its variables; foregrad's settings are read anew.
     """
-    server = _servers.get(os.getpid())
+    server = _servers.get((os.getpid(), bare))
     if server is None or server.poll() is not None:
         own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])}
         own["OMP_NUM_THREADS"] = "1"  # a child of a process with threads has none of them
-        command = [sys.executable, "-W", "ignore", "-m", "tests.forked"]
+        how = ["-m", "tests.forked", "bare"] if bare else ["-W", "ignore", "-m", "tests.forked"]
+        command = [sys.executable, *how]
         server = subprocess.Popen(command, cwd=_ROOT, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        _servers[os.getpid()] = server
+        _servers[os.getpid(), bare] = server
         atexit.register(_end, server)
     request = {"program": program, "arguments": arguments, "outputs": [output, errors], "environment": environment}
     pid = _asked(server, request)
@@ -119,7 +139,7 @@ def _asked(server: subprocess.Popen[str], request: dict[str, object]) -> int | N
 
 def _serve() -> dict[str, Any] | None:
     """Answer requests until there are no more: None. In each child: what to run."""
-    for name in _IMPORTED:
+    for name in _BARE if sys.argv[1:] == ["bare"] else _IMPORTED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # collections in the children look at what they make, and copy no page of what was imported
@@ -164,10 +184,12 @@ def _run(request: dict[str, Any]) -> None:
 
 def _take(environment: dict[str, str]) -> None:
     """Let this process have these variables, and the settings that they make."""
-    from foregrad import config as settings
-
     os.environ.clear()
     os.environ.update(environment)
+    if "foregrad" not in sys.modules:
+        return
+    from foregrad import config as settings
+
     made = importlib.import_module("foregrad.config")._from_environment()
     for name in settings.names():
         setattr(settings, name, getattr(made, name))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import foregrad
 from foregrad import annexes
 from foregrad.errors import UnsupportedError
+from tests import forked
 from tests.house.subjects import ANNEXES
 
 PROGRAM = """
@@ -146,8 +144,7 @@ def test_without_pythons_state_functions_are_compiled_as_functions_of_their_argu
 
 def run_without(hidden, program):
     """The lines that a program prints with these annexes hidden, and its warnings."""
-    command = [sys.executable, "-m", "tests.house.hidden", ",".join(hidden), program]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = forked.run("tests.house.hidden", ",".join(hidden), program, bare=True)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines(), ran.stderr
 

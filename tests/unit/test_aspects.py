@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import subprocess
 import sys
 import threading
 
@@ -16,6 +15,7 @@ from foregrad import annexes
 from foregrad.extend import view
 from foregrad.tracing import aspect as seam
 from foregrad.tracing.aspect import Aspect, aspect, aspect_classes
+from tests import forked
 from tests.unit import aspect_outside
 from tests.unit.aspect_outside import COUNTED, MOMENTS, Counting, counted
 
@@ -35,7 +35,7 @@ def registered(cls):
 def test_every_class_is_registered_by_a_module_that_the_package_lists():
     """In a process of its own: a module that a program imports (`foregrad.planning`) may register more."""
     asked = "from foregrad.tracing.aspect import aspect_classes; print(*{cls.__module__ for cls in aspect_classes()})"
-    modules = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+    modules = forked.run_text(asked, bare=True).stdout.split()
     assert set(modules) == set(foregrad.ANNEXES["subjects of a capture"])
 
 

@@ -2,17 +2,19 @@
 
 import ast
 import dataclasses
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import foregrad
+from tests import forked
 
 
 def _run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    done = forked.run_text(code, bare=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_importing_brings_next_to_nothing():

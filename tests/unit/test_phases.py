@@ -13,6 +13,7 @@ import torch
 
 import foregrad
 from foregrad import phases
+from tests import forked
 
 
 def test_each_phase_of_a_function_is_counted_by_its_name():
@@ -93,12 +94,6 @@ f(torch.ones(3, requires_grad=True), 2)
 """
 
 
-def run(logs, **environment):
-    """The program in a process that `FOREGRAD_LOGS` tells what to log."""
-    environment = {**os.environ, "FOREGRAD_LOGS": logs, **environment}
-    return subprocess.run([sys.executable, "-c", LOGGED], env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize(
     ("logs", "there", "not_there"),
     [
@@ -126,7 +121,8 @@ def test_what_is_logged(logs, there, not_there, capsys):
 
 def test_the_environment_says_what_is_logged_and_where_the_structured_trace_is(tmp_path):
     """`tlparse` shows what `TORCH_TRACE` holds."""
-    done = run("+recompiles,graphs", TORCH_TRACE=str(tmp_path))
+    environment = {**os.environ, "FOREGRAD_LOGS": "+recompiles,graphs", "TORCH_TRACE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", LOGGED], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "net: not graph 1: " in done.stderr
     assert "[foregrad.graphs] # joint graph of net" in done.stderr
@@ -139,7 +135,7 @@ def test_the_environment_says_what_is_logged_and_where_the_structured_trace_is(t
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known():
-    done = run("graphs,guard")
+    done = forked.run_text(LOGGED, bare=True, FOREGRAD_LOGS="graphs,guard")
     assert done.returncode == 1
     assert "ValueError: foregrad logs no `guard`. Did you mean `guards`? Known: all, backends, " in done.stderr
 
