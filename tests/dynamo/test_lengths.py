@@ -12,6 +12,7 @@ from torch import nn
 
 import foregrad
 from foregrad.backends.eager import eager_compiler
+from tests.covering import each
 
 # Dynamo's own doing, as it looks at a custom Function.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -112,8 +113,7 @@ def graphs_for(function, arguments, num_calls, parameters=(), **options):
     return len(graphs)
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "dynamic"), each(PROGRAMS, [None, True]))
 def test_two_graphs_serve_all_and_one_where_all_is_dynamic(name, dynamic):
     # A length that equals the width is another graph of Dynamo's own.
     most = 2 if dynamic is None or name == "attention" else 1

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import foregrad
+from tests.covering import each
 
 OPTIMIZERS = {
     "SGD": lambda p, **k: torch.optim.SGD(p, lr=0.05, **k),
@@ -116,7 +117,7 @@ ONE_WAY = {"Adafactor", "Muon"}  # no `foreach` in them
 
 @pytest.mark.parametrize(
     ("optimizer", "foreach"),
-    [(name, way) for name in OPTIMIZERS for way in (True, False) if way or name not in ONE_WAY],
+    dict.fromkeys((name, way or name in ONE_WAY) for name, way in each(OPTIMIZERS, (True, False))),
 )
 def test_every_optimizer_with_a_scheduler_inside(optimizer, foreach):
     ways = 2 if optimizer == "RAdam" else 1  # it takes another in its first five steps
@@ -204,8 +205,7 @@ def counting(graphs):
     return compiler
 
 
-@pytest.mark.parametrize("foreach", [True, False])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "foreach"), each(OPTIMIZERS, [False, True]))
 def test_the_first_graph_that_is_compiled_serves_every_step(optimizer, foreach):
     """A number read from a tensor that the call has written differs in the next call: it is symbolic from the first."""
     ways = 2 if optimizer == "RAdam" else 1

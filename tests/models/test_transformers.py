@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 
+from tests.covering import each
 from tests.models.zoo import WITHOUT_ATTENTION, ZOO
 from tests.parity.observe import Strictness, compare_tensor, compare_trees, leaves_of
 from tests.parity.oracle import STAND_IN_VARIABLE, default_compile
@@ -98,8 +99,7 @@ def test_a_training_step_through_aot_module_is_eagers(name):
     assert_trains_like_eager(entry, entry.build(attention_of(name)), through_aot_module)
 
 
-@pytest.mark.parametrize("kind", ["padded", "mixed"])
-@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize(("name", "kind"), each(MASKED, ["mixed", "padded"]))
 def test_a_training_step_with_a_mask_is_eagers(name, kind):
     """The ordinary 2-D mask, on whose values the model branches; with dropout, so that a wrong branch shows."""
     entry = ZOO[name].masked(kind)

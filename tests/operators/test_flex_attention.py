@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import foregrad
 from foregrad.errors import UnsupportedOpError
 from foregrad.operators._torch.control_flow import ATTENTION, BACKWARD
+from tests.covering import each
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -86,8 +87,7 @@ def check(compiled, function, grad):
             assert one is None or (torch.equal(one, other) and one.stride() == other.stride())
 
 
-@pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "grad"), each(FUNCTIONS, [True, False]))
 def test_it_is_eagers(name, grad):
     function = FUNCTIONS[name]
     check(foregrad.compile(function, backend="eager"), function, grad)

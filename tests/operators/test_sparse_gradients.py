@@ -11,6 +11,7 @@ from torch import nn
 
 import foregrad
 from foregrad.errors import ForegradWarning, UnsupportedLayoutError
+from tests.covering import each
 
 ONE, OTHER = torch.tensor([1, 2, 2, 5]), torch.tensor([7, 2, 1, 5])
 
@@ -198,11 +199,13 @@ def trained(model, call, optimizer):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("optimizer", ["SGD", "SparseAdam", "Adagrad"])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"dynamic": True}, {"partition": "min_cut"}, {"memory_budget": 0.5}, {"native": False}],
-    ids=lambda options: "".join(options),
+    ("options", "optimizer"),
+    each(
+        [{}, {"dynamic": True}, {"partition": "min_cut"}, {"memory_budget": 0.5}, {"native": False}],
+        ["SGD", "SparseAdam", "Adagrad"],
+    ),
+    ids="".join,
 )
 def test_trains_as_eager_does(optimizer, options):
     torch.manual_seed(0)

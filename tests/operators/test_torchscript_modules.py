@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import foregrad
 from foregrad.errors import UnsupportedOpError
+from tests.covering import each
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit"),
@@ -153,11 +154,12 @@ def through_dynamo(function):
 USES = ["itself", "closure", "part", "argument"]
 
 
-@pytest.mark.parametrize("model", ["linear", "reads", "calls"])
-@pytest.mark.parametrize(
-    ("kind", "use"), [*((kind, "closure") for kind in KINDS), *(("scripted", use) for use in USES)]
-)
-def test_a_module_of_torchscript_is_trained_eagerly_by_name(kind, use, model):
+WAYS = [*((kind, "closure") for kind in KINDS), *(("scripted", use) for use in USES)]
+
+
+@pytest.mark.parametrize(("way", "model"), each(WAYS, ["linear", "reads", "calls"], times=2))
+def test_a_module_of_torchscript_is_trained_eagerly_by_name(way, model):
+    kind, use = way
     expected, _ = trained(kind, model, use, lambda f: f)
     named = (
         r"(?s)TorchScript; a capture can't look inside.*test_torchscript_modules.py"

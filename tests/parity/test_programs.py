@@ -15,6 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.covering import ALL
 from tests.parity.fuzz import GRAD_SLACK, is_fault, judge, smallest
 from tests.parity.oracle import Mismatch, Refused, check
 from tests.parity.program_ops import OPS
@@ -22,7 +23,7 @@ from tests.parity.programs import PROFILES, DrawnChooser, RandomChooser, grow, l
 from tests.parity.regressions import REFUSED, REGRESSIONS
 from tests.parity.stand_ins import BROKEN, identity
 
-EXAMPLES = int(os.environ.get("FOREGRAD_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("FOREGRAD_EXAMPLES", "20" if ALL else "8"))
 
 
 @st.composite

@@ -17,6 +17,7 @@ from foregrad.errors import (
     UnsupportedTensorError,
 )
 from foregrad.planning.work import work_of
+from tests.covering import each
 
 
 class Net(nn.Module):
@@ -237,8 +238,7 @@ ASKING = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "h100"])
-@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize(("name", "device"), each(ASKING, ["cpu", "h100"]))
 @ABSENT
 def test_a_value_that_is_asked_for_is_said_by_its_line(make, name, device):
     with torch.device("meta") if make is on_meta else FakeTensorMode():

@@ -10,6 +10,7 @@ from torch import nn
 
 import foregrad
 from foregrad.errors import PlanError
+from tests.covering import each
 from tests.parity.peak import peak_of
 
 WIDTH, BATCH = 64, 256
@@ -27,9 +28,9 @@ def received() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
 
 
-@pytest.mark.parametrize("choice", POLICIES)
-@pytest.mark.parametrize(("in_flight", "total"), [(1, 4), (2, 4), (4, 4), (4, 8)])
-def test_the_peak_of_a_stage_is_the_allocators(in_flight, total, choice):
+@pytest.mark.parametrize(("flight", "choice"), each([(1, 4), (2, 4), (4, 4), (4, 8)], POLICIES, times=2))
+def test_the_peak_of_a_stage_is_the_allocators(flight, choice):
+    in_flight, total = flight
     model = stage()
 
     def loss(x, gradient):

@@ -15,6 +15,7 @@ import foregrad
 from foregrad import planning
 from foregrad.errors import BudgetError, PlanError, UnsupportedDataDependentError
 from foregrad.planning.page import page as page_of
+from tests.covering import each
 from tests.parity.peak import peak_of
 from tests.planning.networks import Net
 
@@ -37,9 +38,11 @@ def faked():
 # ------------------------------------------------------------------------------------------------- against eager's own
 
 
-@pytest.mark.parametrize("batch", [2, 256], ids=["the optimizer's step is the peak", "the backward is the peak"])
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Adagrad", "RMSprop"])
-@pytest.mark.parametrize("policy", ["default", "min_cut"])
+# Of the smaller batch the optimizer's step is the peak, of the larger one the backward.
+@pytest.mark.parametrize(
+    ("optimizer", "batch", "policy"),
+    each(["SGD", "AdamW", "Adagrad", "RMSprop"], [2, 256], ["default", "min_cut"], times=2),
+)
 def test_the_peak_of_a_whole_step_is_the_allocators(policy, optimizer, batch):
     model, x, labels = real(batch)
     found = foregrad.plan(model, x, labels, optimizer=optimizer, device="cpu", policies={"it": policy})

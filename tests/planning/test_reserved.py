@@ -6,14 +6,16 @@ import pytest
 
 import foregrad
 from foregrad.errors import PlanError
+from tests.covering import each
 from tests.planning.test_plan import absent
 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("mesh", [None, {"dp": 4}])
-@pytest.mark.parametrize("choice", ["save all", "min cut", "checkpoint each layer", "full checkpointing"])
-@pytest.mark.parametrize("batch", [1, 4096])
+@pytest.mark.parametrize(
+    ("choice", "mesh", "batch"),
+    each(["save all", "min cut", "checkpoint each layer", "full checkpointing"], [None, {"dp": 4}], [1, 4096], times=2),
+)
 def test_the_blocks_of_the_allocations_are_the_peak(batch, choice, mesh):
     """The plan counts bytes by sums over the timeline; the replay takes and gives back each memory."""
     model, x, labels = absent(batch)

@@ -8,6 +8,7 @@ import torch.func as tf
 from torch.autograd import forward_ad
 
 import foregrad
+from tests.covering import each
 
 
 def model(x, w):
@@ -41,8 +42,7 @@ def flat(result):
     return torch.utils._pytree.tree_leaves(result)
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(("name", "requires_grad"), each(TRANSFORMS, [False, True]))
 def test_a_transform_of_a_compiled_function(name, requires_grad):
     x, w = (t.requires_grad_(requires_grad) for t in inputs())
     compiled = foregrad.compile(model, backend="eager")

@@ -7,6 +7,7 @@ import torch
 from torch.func import functional_call, grad
 
 import foregrad
+from tests.covering import each
 from tests.dynamo.installed import make_known
 
 LAYERS = [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN]
@@ -35,8 +36,7 @@ def check(eager, ours):
         torch.testing.assert_close(b, a, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("cls", LAYERS)
+@pytest.mark.parametrize(("cls", "door"), each(LAYERS, DOORS, times=2))
 def test_parameters_are_given_by_functional_call(cls, door):
     """Each call is given others; the layer goes on with its own after it."""
     layer, x = cls(3, 4, 2, batch_first=True, bidirectional=True), torch.randn(2, 5, 3)
@@ -58,8 +58,7 @@ def test_parameters_are_given_by_functional_call(cls, door):
         assert len(foregrad.explain_recompiles(ours)) == 1
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("cls", LAYERS)
+@pytest.mark.parametrize(("cls", "door"), each(LAYERS, DOORS, times=2))
 def test_gradients_by_transforms_of_parameters_that_are_given(cls, door):
     layer, x = cls(3, 4), torch.randn(5, 2, 3)
 
