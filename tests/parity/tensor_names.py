@@ -30,6 +30,7 @@ import torch.multiprocessing
 
 import foregrad
 from foregrad.errors import ForegradError
+from tests.covering import shared
 
 __all__ = ["KNOWN", "differences"]
 
@@ -355,8 +356,8 @@ def _attribute(name: str, call: tuple[Any, ...] | None) -> Asked:
 
 
 def cases(kind: str) -> Iterator[tuple[str, Asked]]:
-    """What is asked, and under what name it is told."""
-    for name in sorted(set(dir(torch.Tensor)) - LEFT_OUT):
+    """What is asked, and under what name it is told: every name of an argument, every second one of others."""
+    for name in shared(sorted(set(dir(torch.Tensor)) - LEFT_OUT), 0, 1 if kind == "argument" else 2):
         if not callable(getattr(torch.Tensor, name)):
             yield name, _attribute(name, None)
             continue
