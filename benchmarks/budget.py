@@ -35,10 +35,9 @@ import foregrad
 from benchmarks.common import Section, write_results
 from benchmarks.memory import MIB, peak_of
 from benchmarks.models import Built, bert, first_tensor, resnet
-from foregrad.budget.within import Frontier
+from foregrad.budget.within import Frontier, can_replay
 from foregrad.partitioners.costs import flops
 from foregrad.partitioners.index import JointIndex, merge_equal
-from foregrad.partitioners.instead import can_replay
 from foregrad.partitioners.split import split
 
 __all__ = ["DEFAULT", "WITH_INDUCTOR", "collect", "collect_inductor"]

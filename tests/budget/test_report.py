@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.budget.within import Frontier
+from foregrad.budget.within import Frontier, can_replay
 from foregrad.errors import PartitionError
 from foregrad.partitioners.costs import flops
 from foregrad.partitioners.index import JointIndex, merge_equal
-from foregrad.partitioners.instead import can_replay
 from tests.budget.test_budget import MODELS, built, stepper
 from tests.parity.peak import peak_of
 
