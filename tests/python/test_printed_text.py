@@ -87,10 +87,56 @@ def logs_below_the_level(x, loss):
     LOGGER.debug(f"loss {loss.item():.3f}")  # noqa: G004
 
 
+@compiles
+def keeps_the_text_until_the_print(x, loss):
+    text = f"loss {loss.item():.3f}"
+    if x.shape[0] > 2:
+        print("[0]", text)
+    for i in range(2):
+        line = f"{i}: {loss.item() * i:.2f}" + (" *" if i else "")
+        LOGGER.info(line)
+
+
 @is_eager
-def keeps_the_text(x, loss):
+def prints_a_variable_again(x, loss):
+    for i in range(3):
+        if i == 0:
+            text = f"loss {loss.item():.3f}"
+        print(text)
+
+
+@is_eager
+def reads_a_variable_in_a_loop(x, loss):
+    text = f"loss {loss.item():.3f}"
+    for i in range(2):
+        print(i, text)
+
+
+@is_eager
+def reads_a_variable_by_its_name(x, loss):
+    text = f"loss {loss.item():.3f}"
+    print(len(locals()["text"]))
+    print(text)
+
+
+@is_eager
+def reads_a_variable_twice(x, loss):
     text = f"loss {loss.item():.3f}"
     print(text)
+    print(text.upper())
+
+
+@is_eager
+def reads_a_variable_now_and_then(x, loss):
+    text = f"loss {loss.item():.3f}"
+    if loss.item() > 1:
+        print(text)
+
+
+@is_eager
+def reads_a_variable_in_a_function(x, loss):
+    text = f"loss {loss.item():.3f}"
+    print(max([1, 2], key=lambda i: len(text) * i))
 
 
 @is_eager

@@ -284,6 +284,10 @@ def _taker(
             if is_sum and (above == (True,) or _text_at(steps, at - 1) is not None):
                 above = ()
                 continue
+            if lie == 0 and name == "STORE_FAST":
+                load = _only_load(steps, at - 1)
+                found = None if load is None else _taker(steps, load)
+                return None if found is None or steps[found[0]].opname.startswith("STORE_") else found
             if lie == 0 and name in _TO_JOIN.values():
                 return at - 1, False
         effect = _effect(name, arg)
@@ -296,6 +300,19 @@ def _taker(
         is_text = name in _TEXTS or (name == "LOAD_CONST" and type(step.argval) is str)
         above = above[: lie - pops] + (is_text,) * pushes
     return None
+
+
+def _only_load(steps: list[dis.Instruction], store: int) -> int | None:
+    """The one read of a variable set by an instruction, where each read follows a store of its own."""
+    name, reads = steps[store].argval, []
+    for at, step in enumerate(steps):
+        if step.argval in ("locals", "vars", "eval", "exec"):
+            return None
+        if step.argval == name or (type(step.argval) is tuple and name in step.argval):
+            reads += [at] * (step.opname != "STORE_FAST")
+    is_read = len(reads) == 1 and steps[reads[0]].opname in ("LOAD_FAST", "LOAD_FAST_BORROW")
+    is_led_to = is_read and not any(step.is_jump_target for step in steps[store + 1 : reads[0] + 1])
+    return reads[0] if is_led_to and reads[0] > store else None
 
 
 def _built_of(name: str, arg: int) -> int:
