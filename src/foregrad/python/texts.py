@@ -44,6 +44,7 @@ _OF_ONE |= {"GET_ITER", "TO_BOOL"}
 _OF_TWO = {"FORMAT_WITH_SPEC", "BINARY_SUBSCR", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "SET_FUNCTION_ATTRIBUTE"}
 _TEXTS = {"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING"}
 _TO_JOIN = {"<genexpr>": "YIELD_VALUE", "<listcomp>": "LIST_APPEND"}
+_MOST_CONDITIONS = 8  # in one expression: each doubles the ways to its end
 _BUILDS = {"BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_CONST_KEY_MAP"}
 _STORES = {"STORE_ATTR": 1, "STORE_SUBSCR": 2, "RETURN_VALUE": 0}  # and how many values lie above the stored one
 _HAS_NULLS = sys.version_info >= (3, 11)
@@ -246,7 +247,7 @@ def _text_at(steps: list[dis.Instruction], at: int) -> int | None:
     step = steps[at]
     if step.opname == "LOAD_CONST":
         return at if type(step.argval) is str else None
-    if step.opname == "BINARY_OP" and step.argrepr == "+":
+    if _is_sum(step):
         right = _text_at(steps, at - 1)
         return None if right is None else _text_at(steps, right - 1)
     if step.opname in _CALLS:
@@ -256,8 +257,12 @@ def _text_at(steps: list[dis.Instruction], at: int) -> int | None:
     return None
 
 
+def _is_sum(step: dis.Instruction) -> bool:
+    return step.opname == "BINARY_ADD" or (step.opname == "BINARY_OP" and step.argrepr == "+")  # the first until 3.10
+
+
 def _taker(
-    steps: list[dis.Instruction], index: int, above: tuple[bool, ...] = (), *, is_callee: bool = False
+    steps: list[dis.Instruction], index: int, above: tuple[bool, ...] = (), conditions: int = 0, *, is_callee: bool = False
 ) -> tuple[int, bool] | None:
     """(The instruction that takes the topmost value after an instruction, whether it calls that value): a call, a
     store, a return, or a part given to a `join`. None where a further instruction takes it, or may. In a longer text,
@@ -270,18 +275,17 @@ def _taker(
         if name == "JUMP_FORWARD":
             at = _index(steps, step.argval)
             continue
-        if name.startswith("POP_JUMP_") and step.argval > step.offset and lie:
-            there = _index(steps, step.argval) - 1
-            found = _taker(steps, at - 1, above[:-1], is_callee=is_callee)
-            return found if found == _taker(steps, there, above[:-1], is_callee=is_callee) else None
+        if name.startswith("POP_JUMP_") and step.argval > step.offset and lie and conditions < _MOST_CONDITIONS:
+            ways = at - 1, _index(steps, step.argval) - 1
+            here, there = (_taker(steps, way, above[:-1], conditions + 1, is_callee=is_callee) for way in ways)
+            return here if here == there else None
         if not is_callee:
             if name in _BUILDS and lie < _built_of(name, arg):
                 above = ()
                 continue
             if lie == 0 and (name == "FORMAT_SIMPLE" or (name == "FORMAT_VALUE" and arg == 0)):
                 continue
-            is_sum = lie < 2 and name == "BINARY_OP" and step.argrepr == "+"
-            if is_sum and (above == (True,) or _text_at(steps, at - 1) is not None):
+            if lie < 2 and _is_sum(step) and (above == (True,) or _text_at(steps, at - 1) is not None):
                 above = ()
                 continue
             if lie == 0 and name == "STORE_FAST":
