@@ -262,11 +262,12 @@ def _is_sum(step: dis.Instruction) -> bool:
 
 
 def _taker(
-    steps: list[dis.Instruction], index: int, above: tuple[bool, ...] = (), conditions: int = 0, *, is_callee: bool = False
+    steps: list[dis.Instruction], index: int, above: tuple[bool, ...] = (), depth: int = 0, *, is_callee: bool = False
 ) -> tuple[int, bool] | None:
     """(The instruction that takes the topmost value after an instruction, whether it calls that value): a call, a
     store, a return, or a part given to a `join`. None where a further instruction takes it, or may. In a longer text,
     and in a container made there, it is still whole. `above`: the values that lie above it, and whether each is a text.
+    `depth`: the conditions on the way.
     """
     at = index + 1
     while at < len(steps):
@@ -275,9 +276,9 @@ def _taker(
         if name == "JUMP_FORWARD":
             at = _index(steps, step.argval)
             continue
-        if name.startswith("POP_JUMP_") and step.argval > step.offset and lie and conditions < _MOST_CONDITIONS:
+        if name.startswith("POP_JUMP_") and step.argval > step.offset and lie and depth < _MOST_CONDITIONS:
             ways = at - 1, _index(steps, step.argval) - 1
-            here, there = (_taker(steps, way, above[:-1], conditions + 1, is_callee=is_callee) for way in ways)
+            here, there = (_taker(steps, way, above[:-1], depth + 1, is_callee=is_callee) for way in ways)
             return here if here == there else None
         if not is_callee:
             if name in _BUILDS and lie < _built_of(name, arg):
