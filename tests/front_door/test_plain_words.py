@@ -152,6 +152,7 @@ def test_a_warning_of_texts_has_the_line_of_the_program_at_its_end() -> None:
         loss = x.sum()
         text = f"{loss.item():.3f}"
         print("loss", text)
+        print(text)
         return loss
 
     with pytest.warns(errors.ForegradWarning) as caught:

@@ -52,6 +52,11 @@ def in_a_closure(say, n):
     inner()
 
 
+def with_a_choice(say, n):
+    say(f"{n}" + "a" + ("b" if n else ""))
+    assert say.took
+
+
 WHOLE = [
     lambda say, n: say(f"a {n:.3f}"),
     lambda say, n: say("x", f"{n}", 1, sep=""),
@@ -60,13 +65,16 @@ WHOLE = [
     lambda say, n: say("{:.3f} {q}".format(n, q=n)),  # noqa: UP032
     lambda say, n: say(f"{n:.2f} {f'{n:.1f}'}", end="a".upper()),
     lambda say, n: say(f"{3} {[n, {'a': n}]}"),
+    lambda say, n: say(f"{n}" + "a"),
     in_a_closure,
+    with_a_choice,
 ]
 LOOKED_AT = [
     lambda say, n: (lambda text: say(text))(f"a {n:.3f}"),
     lambda say, n: say(f"{f'{n:.3f}':>20}"),
     lambda say, n: say(f"{n!r:>20}"),
-    lambda say, n: say(f"{n}" + "a"),
+    lambda say, n: say(f"{n}" * 2),
+    lambda say, n: say(f"{n}" + "a".upper()),
     lambda say, n: say(f"{n}".upper()),
     lambda say, n: say(",".join([f"{n}"])),
     lambda say, n: say(f"{n}" or 1),
