@@ -112,7 +112,7 @@ def pytest_runtest_protocol(item):
     global _armed
     if time.monotonic() - _armed > LOOKED_AT_EVERY_S:
         _armed = time.monotonic()
-        stderr = item.config.stash[fault_handler_stderr_fd_key]
+        stderr = item.config.stash.get(fault_handler_stderr_fd_key, sys.stderr)  # without its plugin: as it is
         faulthandler.dump_traceback_later(STANDS_STILL_S + LOOKED_AT_EVERY_S, file=stderr, exit=True)
 
 
