@@ -57,6 +57,14 @@ def with_a_choice(say, n):
     assert say.took
 
 
+def unpacked(say, n):
+    def first(texts):
+        a, _ = texts
+        return a
+
+    say(first(f"{v:.3f}" for v in (n, n)))
+
+
 WHOLE = [
     lambda say, n: say(f"a {n:.3f}"),
     lambda say, n: say("x", f"{n}", 1, sep=""),
@@ -82,6 +90,7 @@ LOOKED_AT = [
     lambda say, n: say(f"{f'{n}'!r}"),
     lambda say, n: say(format(n, ".3f")),
     lambda say, n: say(*[f"{n}"]),
+    unpacked,
 ]
 
 

@@ -222,10 +222,11 @@ def _taker_of_joined(steps: list[dis.Instruction], index: int) -> tuple[int, boo
     """What takes the text of `", ".join(f"..." for ...)`, whose parts are made in a call of this frame: `join` alone
     sees the parts. A list is made before `join` is called.
     """
-    join, way = index, [step.opname for step in steps[: index + 1] if step.opname not in _IDLE]
-    if way[-2] == "GET_ITER" and way[-1] in _CALLS and (of_list := _taker(steps, index)) is not None:
+    join, names = index, [step.opname for step in steps[: index + 1] if step.opname not in _IDLE]
+    *_, before, call, last = "", "", "", *names
+    if call == "GET_ITER" and last in _CALLS and (of_list := _taker(steps, index)) is not None:
         join = of_list[0]
-    elif way[-3] != "GET_ITER" or way[-2] not in _CALLS:
+    elif before != "GET_ITER" or call not in _CALLS:
         return None
     return _taker(steps, join) if _is_of_literal(steps, join, "join") else None
 
@@ -291,7 +292,7 @@ def _taker(
                 continue
             if lie == 0 and name == "STORE_FAST":
                 load = _only_load(steps, at - 1)
-                found = None if load is None else _taker(steps, load)
+                found = None if load is None else _taker(steps, load, depth=depth)
                 return None if found is None or steps[found[0]].opname.startswith("STORE_") else found
             if lie == 0 and name in _TO_JOIN.values():
                 return at - 1, False
