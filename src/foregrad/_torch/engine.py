@@ -278,9 +278,6 @@ def dispatching_again() -> Any:
     return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), excluded)
 
 
-"""Operators whose kernels call operators that autocast casts."""
-
-
 def default_generator(device: torch.device) -> torch.Generator:
     """The generator that operators on `device` draw from by default."""
     if device.type == "cpu":

@@ -398,10 +398,10 @@ class _GraphsOf:
     ) -> CompiledGraph:
         pipeline, joint, config = self.pipeline, self.joint, self.config
         keeper, failures = pipeline.keeper, pipeline.failures(config.on_unsupported)
-        how: dict[str, Any] = {"always": config.check, "failures": failures, "may_retry": may_retry}
+        always = config.check
 
         def compile_as(role: GraphRole) -> CompiledGraph:
-            return call_compiler(compiler, module, joint, role, **how)
+            return call_compiler(compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry)
 
         role = dataclasses.replace(role, regions=pipeline.regions)
         begin, name = time.perf_counter(), f"compile {role.phase}"

@@ -44,11 +44,9 @@ class DrawsFound(ArgumentsFound):
         shorter = min(len(places), len(values))
         return next((i for i, (a, b) in pairs if type(a) is not Draw or a.given(values) != b), shorter)
 
-    def refusal(self, places: tuple[LeadingPlace, ...] = ()) -> UnsupportedSideEffectError:
+    def reason(self, places: tuple[LeadingPlace, ...]) -> str:
         draw, _ = self.made[min(self._num_equal(places), len(self.made) - 1)]
-        return UnsupportedSideEffectError(
-            f"`{self.name}` takes from {draw.path} at {draw.where} differently in each call; draw before the call."
-        )
+        return f"`{self.name}` takes from {draw.path} at {draw.where} differently in each call; draw before the call."
 
 
 class Draws:

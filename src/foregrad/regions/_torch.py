@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _AUTOCAST = (torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA)
 CAST_INSIDE = frozenset((torch.ops.aten._trilinear.default, torch.ops.aten.linalg_pinv.atol_rtol_tensor))
+"""Operators whose kernels call operators that autocast casts."""
 
 
 def casting_as_entered() -> Any:

@@ -58,9 +58,10 @@ class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for anoth
 
     def refusal(self, places: tuple[LeadingPlace, ...] = ()) -> UnsupportedSideEffectError:
         """The error for a call that can't have these values as arguments. `places`: of a form that does not fit."""
-        return UnsupportedSideEffectError(
-            f"`{self.name}` reads {self.path}, and adds to the container. Read it outside, and pass the result."
-        )
+        return UnsupportedSideEffectError(self.reason(places))
+
+    def reason(self, places: tuple[LeadingPlace, ...]) -> str:
+        return f"`{self.name}` reads {self.path}, and adds to the container. Read it outside, and pass the result."
 
 
 class ArgumentsDiffer(UnsupportedSideEffectError):  # noqa: N818 - the call is captured in another way
